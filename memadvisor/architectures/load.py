@@ -98,11 +98,13 @@ _ALSO = {
     "smollm2-135m": "smollm-135m",
     "smollm2-360m": "smollm-360m",
     "smollm2-1.7b": "smollm-1.7b",
+    "phi-3.5-mini": "phi-3-mini",
+    "phi-3-mini-3.8b": "phi-3-mini",
     "olmo2-1124-7b": "olmo2-7b",
     "olmo2-1124-13b": "olmo2-13b",
 }
 _SUFFIXES = re.compile(
-    r"(-(hf|base|instruct|thinking|2[3-9](0[1-9]|1[0-2])|chat|it|v0\.[0-9]|4k|8k|128k|deduped|preview))+$"
+    r"(-(hf|base|instruct|thinking|2[3-9](0[1-9]|1[0-2])|chat|it|v0\.[0-9]|4k|8k|128k|deduped|preview|dense))+$"
 )
 
 _PARTS = (

@@ -13,8 +13,10 @@ from memadvisor.architecture import Architecture
 _CLASSES = 1000  # ImageNet's
 
 
-def _vit(name: str, n_layers: int, hidden: int, n_heads: int, ffn: int, patch: int) -> Architecture:
-    """Of images of 224 pixels a side, in patches of `patch`."""
+def _vit(
+    name: str, n_layers: int, hidden: int, n_heads: int, ffn: int, patch: int, pixels: int = 224
+) -> Architecture:
+    """Of images of so many pixels a side, in patches of `patch`."""
     return Architecture(
         name=name,
         n_layers=n_layers,
@@ -26,11 +28,35 @@ def _vit(name: str, n_layers: int, hidden: int, n_heads: int, ffn: int, patch: i
         vocab=_CLASSES,
         tied_embeddings=False,
         gated_mlp=False,
-        positions=(224 // patch) ** 2 + 1,
+        positions=(pixels // patch) ** 2 + 1,
         biases=True,
         norm_vectors=2,
         causal=False,
         head_bias=True,
+    )
+
+
+# timm's and DeiT's names (arXiv:2012.12877, table 1; timm/models/vision_transformer.py): vit_base_patch16_384.
+_TIMM = {
+    "tiny": (12, 192, 3, 768),
+    "small": (12, 384, 6, 1536),
+    "base": (12, 768, 12, 3072),
+    "large": (24, 1024, 16, 4096),
+    "huge": (32, 1280, 16, 5120),
+    "giant": (40, 1408, 16, 6144),
+}
+# Those that load.py has as other names of the first ones below.
+_OTHERWISE_NAMED = (("vit", "base", 16, 224), ("vit", "large", 16, 224), ("vit", "huge", 14, 224))
+
+
+def _of_timm() -> tuple[Architecture, ...]:
+    return tuple(
+        _vit(f"{family}-{size}-patch{patch}-{pixels}", *shape, patch, pixels)
+        for family in ("vit", "deit")
+        for size, shape in _TIMM.items()
+        for patch in (8, 14, 16, 32)
+        for pixels in (224, 384)
+        if pixels % patch == 0 and (family, size, patch, pixels) not in _OTHERWISE_NAMED
     )
 
 
@@ -46,6 +72,7 @@ VISION_TRANSFORMERS = (
     _vit("vit-gigantic-14", 48, 1664, 16, 8192, 14),
     # arXiv:2302.05442, table 1; norms over queries and keys, and biases of the MLP alone.
     dataclasses.replace(_vit("vit-22b", 48, 6144, 48, 24576, 14), biases=False, mlp_biases=True, qk_norm=256),
+    *_of_timm(),
 )
 _BY_NAME = {each.name: each for each in VISION_TRANSFORMERS}
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 # model; cards (with, and without what counts them); nodes; cards of a node; sequence length; layers; hidden size; heads;
 # vocabulary; parallelism of data, tensors, pipelines, contexts, experts, sequences; sizes of a microbatch, of a batch, of
-# the whole one; accumulation; recomputation; precision; framework; optimizer; strategy; parameters
+# the whole one; accumulation; recomputation; precision; framework; optimizer; strategy; parameters; other words for most
+# of these, experts, a sequence's greatest length, how a model is fine-tuned, quantisation
 _WORDS = {
     "\u6a21\u578b": "model",
     "\u5361\u6570": "gpus",
@@ -45,6 +46,37 @@ _WORDS = {
     "\u5e76\u884c\u7b56\u7565": "parallelism",
     "\u5e76\u884c\u914d\u7f6e": "parallelism",
     "\u53c2\u6570\u91cf": "n_params",
+    "\u6a21\u578b\u540d\u79f0": "model",
+    "\u57fa\u5ea7\u6a21\u578b": "model",
+    "\u6a21\u578b\u7ed3\u6784": "model",
+    "\u6a21\u578b\u89c4\u6a21": "n_params",
+    "\u6a21\u578b\u5927\u5c0f": "n_params",
+    "\u53c2\u6570\u89c4\u6a21": "n_params",
+    "gpu\u5361\u6570": "gpus",
+    "npu\u5361\u6570": "gpus",
+    "\u603b\u5361\u6570": "gpus",
+    "\u673a\u5668\u6570": "nodes",
+    "\u52a0\u901f\u5361": "gpu",
+    "\u663e\u5361\u578b\u53f7": "gpu",
+    "\u6700\u5927\u957f\u5ea6": "seq_len",
+    "\u6700\u5927\u5e8f\u5217\u957f\u5ea6": "seq_len",
+    "\u4e13\u5bb6\u6570\u91cf": "n_experts",
+    "\u5355\u5361\u6279\u5927\u5c0f": "micro_batch_size",
+    "\u5355\u5361\u6279\u6b21\u5927\u5c0f": "micro_batch_size",
+    "\u5fae\u6279\u6b21": "micro_batch_size",
+    "\u6279\u91cf\u5927\u5c0f": "batch_size",
+    "\u5168\u5c40\u6279\u6b21": "global_batch_seqs",
+    "\u6fc0\u6d3b\u91cd\u8ba1\u7b97": "recompute",
+    "\u68af\u5ea6\u68c0\u67e5\u70b9": "recompute",
+    "\u6570\u636e\u7c7b\u578b": "precision",
+    "\u8bad\u7ec3\u6846\u67b6": "framework",
+    "\u5206\u5e03\u5f0f\u7b56\u7565": "strategy",
+    "\u5e76\u884c\u65b9\u5f0f": "parallelism",
+    "\u5206\u5e03\u5f0f\u914d\u7f6e": "parallelism",
+    "\u5fae\u8c03\u65b9\u6cd5": "peft",
+    "\u5fae\u8c03\u65b9\u5f0f": "peft",
+    "\u8bad\u7ec3\u65b9\u5f0f": "peft",
+    "\u91cf\u5316": "base_precision",
 }
 
 

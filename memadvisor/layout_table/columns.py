@@ -46,7 +46,7 @@ MODEL = (
     _column("expert_every", "interleave_moe_layer_step decoder_sparse_step", "each so many-th layer has experts, from first_dense on", "1"),
     _column("encoder_layers", "num_encoder_layers", "of the layers, those of an encoder, which come first; the others then have cross attention", "0; of a named model its own"),
     _column("n_params", "num_params n_parameters num_parameters parameters params total_params model_size param_count parameter_count number_of_parameters model_parameters size", "parameters, to tell variants apart; `6.7B` tells what a number in 10^9 does", "not used"),
-    _column("params_b", "model_size_b size_b params_billion n_params_b parameters_b parameters_billion params_in_billions number_of_parameters_billion n_params_billion num_params_b", "the same in 10^9, rounded", "what the model's name says, such as 7b"),
+    _column("params_b", "param_b model_size_b size_b params_billion n_params_b parameters_b parameters_billion params_in_billions number_of_parameters_billion n_params_billion num_params_b", "the same in 10^9, rounded", "what the model's name says, such as 7b"),
     _column("seq_len", "sequence_length seq_length seqlen seq context_length max_seq_len max_seq_length sequence_len max_length seq_length_tokens context ctx context_len context_window block_size tokens_per_sequence cutoff_len sequence length max_context_length packing_length pack_length packed_length packed_seq_length packed_sequence_length sl", "tokens of a sequence; of an encoder-decoder the source's", "2048; of a vision transformer by name an image's"),
     _column("target_len", "decoder_seq_length max_target_length decoder_seq_len", "tokens of the decoder's sequence, of an encoder-decoder alone", "seq_len"),
 )  # fmt: skip
@@ -66,7 +66,7 @@ SPREAD = (
     _column("dp", "data_parallel data_parallel_size dp_size dp_degree data_parallelism dp_replicas", "replicas", "n_gpus / (tp pp cp)"),
     _column("pp", "pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size pp_size pp_degree pp_gpus pipeline_parallelism n_stages num_stages pipeline_stages pp_stages pp_size_stages pipeline_mp pipeline_model_parallel pipeline_mp_size", "pipeline stages", "1"),
     _column("tp", "tensor_parallel tensor_parallel_size tensor_model_parallel_size tp_size tp_degree mp model_parallel tensor_parallelism tensor_mp tensor_model_parallel mp_size model_parallelism model_parallel_size ici_tensor_parallelism", "ranks that share each matrix", "1"),
-    _column("parallelism", "parallel parallel_strategy parallel_config layout parallel_layout parallel_setup config configuration", "degrees in words, for those that have no column of their own: `TP4 PP2 DP8`, `dp=8,tp=4`, `PP2DP4TP1`", "not used"),
+    _column("parallelism", "parallel parallel_strategy parallel_config layout parallel_layout parallel_setup config configuration topology parallel_topology shape", "degrees in words, for those that have no column of their own: `TP4 PP2 DP8`, `dp=8,tp=4`, `PP2DP4TP1`; and what else describes a run in a phrase: `8 GPUs, ep2, batch 4 x 4096, checkpointing on`, `b4, s4096, GC-off`", "not used"),
     _column("tp_kind", "tensor_kind tensor_parallel_mode", "1d (Megatron's), 2d, 2.5d, 3d: grids of ranks (a square, tp_depth squares, a cube)", "1d"),
     _column("tp_depth", "tensor_depth tesseract_depth", "grids of 2.5d", "1"),
     _column("cp", "context_parallel context_parallel_size cp_size cp_degree context_parallelism ring_degree ring_attention_degree ring", "ranks that share each sequence", "1"),
@@ -192,7 +192,7 @@ _ALONE = frozenset((
     "chunks", "vocab", "hidden", "zero", "fp8", "float8", "compile", "attention",
 ))  # fmt: skip
 # Of these a word more or less makes another quantity: a measured peak, for one.
-_AS_THEY_STAND = ("gpu", "gpu_mem_gb", "gpu_power_w", "gpu_bandwidth_gb_s", "source", "model", "strategy")
+AS_THEY_STAND = ("gpu", "gpu_mem_gb", "gpu_power_w", "gpu_bandwidth_gb_s", "source", "model", "strategy")
 
 
 _LONG = 14  # letters of a name that a slip leaves recognisable
@@ -216,7 +216,7 @@ def _misspelled(header: str) -> str | None:
     if len(word) < _LONG:
         return None
     near = difflib.get_close_matches(word, [name for name in NAMES if len(name) >= _LONG], n=1, cutoff=0.95)
-    return NAMES[near[0]] if near and NAMES[near[0]] not in _AS_THEY_STAND else None
+    return NAMES[near[0]] if near and NAMES[near[0]] not in AS_THEY_STAND else None
 
 
 NAMES = {plain(name): column.name for column in COLUMNS for name in (column.name, *column.aliases)}
@@ -233,7 +233,7 @@ def _columns_by_words() -> dict[frozenset[str], frozenset[str]]:
             words = _words(name)
             if len(words) > 1 or (words and words <= _ALONE):
                 found[words] = found.get(words, frozenset()) | {column.name}
-    return {words: columns for words, columns in found.items() if not columns & set(_AS_THEY_STAND)}
+    return {words: columns for words, columns in found.items() if not columns & set(AS_THEY_STAND)}
 
 
 _BY_WORDS = _columns_by_words()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from memadvisor.hardware.load import named_hardware
 from memadvisor.layout_table.chinese import in_english
-from memadvisor.layout_table.columns import LETTERS, NAMES, ORDER, by_words, named, plain
+from memadvisor.layout_table.columns import AS_THEY_STAND, LETTERS, NAMES, ORDER, by_words, named, plain
 
 _LAST = 10**3  # of several headers for one column, letters and compounds have the least say
 # Columns that stand together in one header, as numbers.
@@ -35,12 +35,16 @@ _ASIDE = re.compile(
     r"\s*\((?:ring|ulysses|total|degree|stage|type|mode|yes/no|y/n|bf16|fp16|fp32|tf32|fp8|amp|mixed precision)\)\s*$",
     re.IGNORECASE,
 )
+_OF_WHOM = re.compile(r"^(?:input|config|cfg|hparams?|args)[\s_.-]+", re.IGNORECASE)  # `input_num_gpus`
 _BATCHES = re.compile(r"batch(?:[\s_-]*sizes?)?\s*[(\[](.+)[)\]]", re.IGNORECASE)  # `Batch (micro/global)`
 _BRACKETED = re.compile(r"^config\w*\s*[(\[]([^)\]]+)[)\]]\s*$", re.IGNORECASE)  # `Config (PxD)`
 _COUNTS = re.compile(r"#|\b(?:number|num|no|count)\b", re.IGNORECASE)
 _CARDS = re.compile(
     r"#|\b(?:number|num|no|count|of|gpus?|cards?|devices?|chips?|accelerators?|total)\b\.?", re.IGNORECASE
 )
+# Units of a header with words of another language than English, which are no column's name: of memory, and no micro-batch.
+_UNITS = re.compile(r"(?<![a-z])[kmgt]i?b(?:\W*\d)?(?![a-z0-9])|(?<![a-z])m?s(?![a-z0-9])", re.IGNORECASE)
+_OTHER_LANGUAGE = re.compile(r"[\u0400-\u04ff\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7a3]")
 _SCALED = ("seq_len", "global_batch_tokens", "n_params")
 _OF_TOKENS = ("global_batch_seqs", "batch_size", "global_batch_tokens")
 
@@ -88,7 +92,12 @@ def _set_apart(read: list[Heading], found: list[Heading | None]) -> list[Heading
 
 
 def _heading(position: int, name: str) -> Heading | None:
+    is_foreign = _OTHER_LANGUAGE.search(name) is not None
+    if is_foreign:
+        name = _UNITS.sub("", name)
     key = named(name)
+    if is_foreign and NAMES.get(key) in AS_THEY_STAND:  # what of a GPU, the words say that are not known
+        return None
     if key in NAMES:
         return Heading(position, (NAMES[key],), ORDER[key])
     scaled = _scaled(position, name)
@@ -103,6 +112,7 @@ def _heading(position: int, name: str) -> Heading | None:
     if _COUNTS.search(name) and cards and named_hardware(cards) is not None:
         return Heading(position, ("n_gpus",), _LAST - 1, f" {cards}")  # `# of Gaudi3 cards`
     column = by_words(name) or by_words(_ASIDE.sub("", name)) or NAMES.get(named(name.rpartition(".")[2]))
+    column = column or NAMES.get(named(_OF_WHOM.sub("", name)))
     return None if column is None else Heading(position, (column,), _LAST - 1)
 
 

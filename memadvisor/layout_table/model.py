@@ -118,7 +118,8 @@ def _is_of_another_size(known: Architecture, cells: Cells) -> bool:
     )
     if billions is None or known.experts is not None or billions_in(cells.text("model") or "") is not None:
         return False
-    return not 0.75 < billions * 1e9 / known.num_parameters() < 1.33
+    # A bare 86.57 beside ViT-B is of millions.
+    return not any(0.75 < billions * unit / known.num_parameters() < 1.33 for unit in (1e9, 1e6))
 
 
 def _of_size(cells: Cells) -> Architecture:

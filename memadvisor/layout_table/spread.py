@@ -49,12 +49,21 @@ def degrees_of(cells: Cells) -> Degrees:
             raise UsageError(
                 f"tp {tensor} x pp {pipeline} x cp {context} does not divide {ranks} accelerators."
             )
-        data = 1 if ranks is None else ranks // inner
+        data = _fewest(cells, inner) if ranks is None else ranks // inner
     if ranks is not None and data * inner != ranks:
         raise UsageError(
             f"dp {data} x tp {tensor} x pp {pipeline} x cp {context} is {data * inner}, but there are {ranks} accelerators."
         )
     return Degrees(data=data, tensor=tensor, pipeline=pipeline, context=context)
+
+
+def _fewest(cells: Cells, inner: int) -> int:
+    """Replicas where nothing says how many there are: as many as share experts."""
+    shared = cells.count("ep") or 1
+    data = max(1, shared // inner)
+    if data > 1:
+        cells.note(f"no number of accelerators: {data * inner} are taken, that share the experts")
+    return data
 
 
 def step_of(

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from memadvisor.layout_table.cells import NO, YES, Cells
 from memadvisor.layout_table.counts import counted_cards, counted_nodes, slice_of_tpus
+from memadvisor.layout_table.phrases import phrased, says_something
 from memadvisor.schedule_names import schedule_name
 
 _SHORT = r"dp|tp|mp|pp|cp|ep|vpp|vp|sp|mbs|gbs|bs|gas|ga"
@@ -57,6 +58,7 @@ def spelled_out(cells: Cells) -> Cells:
     """The same row, with what its words say in the columns that are for it."""
     said = dict(cells.texts)
     for reader in (
+        phrased,
         _adapters,
         _techniques,
         _parallelism,
@@ -77,7 +79,8 @@ def spelled_out(cells: Cells) -> Cells:
     ):
         said |= reader(said)
     words = cells.text("parallelism") or ""
-    if re.search(r"\d", words) and not (degrees_in(words) or _FSDP.search(words) or _SHARDED.search(words)):
+    is_read = degrees_in(words) or _FSDP.search(words) or _SHARDED.search(words) or says_something(words)
+    if re.search(r"\d", words) and not is_read:
         cells.note(f"parallelism {words!r} is not understood")
     if "batch_size" in said and "micro_batch_size" in said and "micro_batch_size" not in cells.texts:
         cells.note("batch_size is taken for a replica's microbatch")

@@ -40,6 +40,7 @@ def columns_of(name):
         ("SeqLen (T)", ("seq_len",)),
         ("GlobalBatchSize (T)", ("global_batch_tokens",)),
         ("MBS/GBS", ("micro_batch_size", "global_batch_seqs")),
+        ("input_num_gpus", ("n_gpus",)),
     ],
 )
 def test_headers_that_are_understood(name, columns):
@@ -104,3 +105,16 @@ def test_names_that_are_not_read_are_handed_on():
         "tokens/s",
         "Fused kernels",
     )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["\u663e\u5b58\u5360\u7528 (MB)", "\u663e\u5b58\u5360\u7528(`MB^1`)", "GPU \u663e\u5b58 (GB)", "\u8017\u65f6 (s)"],
+)  # fmt: skip
+def test_a_unit_beside_words_of_another_language_is_no_column(name):
+    """Memory in MB was read for a micro-batch size, and time in seconds for a sequence."""
+    assert columns_of(name) == (None, [name])
+
+
+def test_a_known_name_beside_words_of_another_language_is_read():
+    assert columns_of("TP \u5927\u5c0f") == (("tp",), [])

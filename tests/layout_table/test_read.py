@@ -385,3 +385,12 @@ def test_files_that_are_no_tables(tmp_path):
     for name in ("x.csv", "y.csv", "missing.csv"):
         with pytest.raises(UsageError):
             read_layout_table(tmp_path / name)
+
+
+def test_a_bare_count_beside_a_known_name_may_be_of_millions():
+    """timm's tables have 86.57 of ViT-B: it was taken for a model of 86.57 billion."""
+    shape = dict.fromkeys(("n_layers", "hidden", "n_heads", "vocab"))
+    row = read_one(**shape, model="vit_base_patch16_384", param_count="86.86", seq_len=None)
+
+    assert row.case is not None
+    assert (row.case.architecture.hidden, row.case.step.seq_len) == (768, 577)

@@ -1,0 +1,64 @@
+"""Cells that describe a run in a phrase: `8 GPUs, ep2, batch 4 x 4096, checkpointing on`, `b4, s4096, GC-off`, `tp2sd4_stage2`, and
+names with one behind them (`GPT-OSS 20B, 32k context`).
+
+Degrees among them are read by words.py.
+"""
+
+from __future__ import annotations
+
+import re
+
+from memadvisor.architectures.load import named_architecture
+
+_CARDS = re.compile(
+    r"(?<![\w.])(\d{1,6})\s*x?\s*(?:gpus?|cards?|devices?|accelerators?)\b(?!\s*/)", re.IGNORECASE
+)
+_BATCH_BY_LENGTH = re.compile(r"\b(?:batch|bs)\s*=?\s*(\d+)\s*[x*\u00d7]\s*(\d+k?)\b", re.IGNORECASE)
+_LETTERS = re.compile(r"\bb(\d+)\W+s(\d+k?)\b|\bs(\d+k?)\W+b(\d+)\b")
+_CONTEXT = re.compile(r"(?<![\w.])(\d+k?)[\s-]*(?:context|ctx)\b", re.IGNORECASE)
+_CHECKPOINTING = (
+    r"(?:(?:activation|gradient|grad|act)[\s_-]*)?(?:checkpointing|checkpoints|recompute|recomputation|gc|ac)"
+)
+_OFF = re.compile(
+    rf"\b(?:no|without|w/o)\s+{_CHECKPOINTING}\b|\b{_CHECKPOINTING}[\s:=_-]*off\b", re.IGNORECASE
+)
+_ON = re.compile(rf"\b(?:with|w/)\s+{_CHECKPOINTING}\b|\b{_CHECKPOINTING}[\s:=_-]*on\b", re.IGNORECASE)
+# PaddlePaddle's: replicas that share shards, and the stage of sharding behind the degrees.
+_SHARDING = re.compile(r"(?<![a-z])sd(\d+)(?:\w*?_?stage([1-3]))?", re.IGNORECASE)
+
+
+def phrased(said: dict[str, str]) -> dict[str, str]:
+    """What a phrase says of other columns than degrees, where the row has none of its own."""
+    _named(said)
+    text = said.get("parallelism", "")
+    found: dict[str, str] = {}
+    if (cards := _CARDS.search(text)) is not None:
+        found["n_gpus"] = cards[1]
+    if (letters := _LETTERS.search(text)) is not None:
+        found["batch_size"], found["seq_len"] = letters[1] or letters[4], letters[2] or letters[3]
+    if (batch := _BATCH_BY_LENGTH.search(text)) is not None:
+        found["batch_size"], found["seq_len"] = batch[1], batch[2]
+    if (context := _CONTEXT.search(text)) is not None:
+        found["seq_len"] = context[1]
+    if _OFF.search(text) or _ON.search(text):
+        found["recompute"] = "none" if _OFF.search(text) else "full"
+    if (sharding := _SHARDING.search(f"{text} {said.get('strategy', '')}")) is not None:
+        found["shard"] = sharding[1]
+        found["zero_stage"] = sharding[2] or "1"
+    if {"micro_batch_size", "global_batch_seqs", "global_batch_tokens"} & set(said):
+        found.pop("batch_size", None)
+    return {column: word for column, word in found.items() if column not in said}
+
+
+def says_something(text: str) -> bool:
+    """Whether anything of a phrase is read."""
+    return bool(phrased({"parallelism": text}))
+
+
+def _named(said: dict[str, str]) -> None:
+    """A name with more behind a comma, where what stands before is known, is the model, and the rest a phrase."""
+    name, comma, rest = said.get("model", "").partition(",")
+    if not comma or named_architecture(said["model"]) is not None or named_architecture(name) is None:
+        return
+    said["model"] = name.strip()
+    said["parallelism"] = ", ".join(each for each in (said.get("parallelism"), rest.strip()) if each)
