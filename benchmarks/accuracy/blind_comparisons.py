@@ -32,8 +32,8 @@ COMPARISONS = (
     Published(
         name="lambda_bert",
         source="Lambda (github.com/lambdal/deeplearning-benchmark, pytorch/pytorch-train-throughput-fp16.csv and -fp32.csv)",
-        note="Fine-tuning of BERT base and large on questions of 384 tokens by NVIDIA's DeepLearningExamples, fp16 and fp32, on one, two and four cards of 11 "
-        "kinds, RTX 3090 to H100; batches are those that fill the cards, of its configurations. Eight cards are left out: steps of the base model are then fewer than "
+        note="Fine-tuning of BERT base and large on questions of 384 tokens by NVIDIA's DeepLearningExamples, fp16 and fp32, on one, two and four cards of 12 "
+        "kinds, V100 to H100; batches are those that fill the cards, of its configurations. Eight cards are left out: steps of the base model are then fewer than "
         "its rate is counted with. Machines with the same card twice are taken once. Links are not given. Its head marks answers, where here each token has a vocabulary's.",
         seconds=_from_batches,
         group="gpu",

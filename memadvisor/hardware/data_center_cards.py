@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memadvisor.hardware.desktop_cards import A40_SHARE, H20_SHARE, L4_SHARE, T4_SHARE, TORCH_PRODUCTS
 from memadvisor.hardware.entry import CatalogueEntry, one_page
 
 _HALVED = "tensor rates halved, for they are printed with sparsity"
@@ -192,7 +193,8 @@ DATA_CENTER_CARDS: tuple[CatalogueEntry, ...] = (
             "float32": 44e12,
             "float64": 1e12,
         },
-        sources=one_page(H20),
+        sources=one_page(H20) | {"matmul": TORCH_PRODUCTS},
+        matmul_share=H20_SHARE,
     ),
     CatalogueEntry(
         name="H200-SXM-141GB",
@@ -316,7 +318,8 @@ DATA_CENTER_CARDS: tuple[CatalogueEntry, ...] = (
         memory_bytes=16 * 10**9,
         memory_bandwidth_bytes_per_s=320e9,
         peak_flops_per_s={"float16": 65e12, "float32": 8.1e12},
-        sources=one_page(T4),
+        sources=one_page(T4) | {"matmul": TORCH_PRODUCTS},
+        matmul_share=T4_SHARE,
     ),
     CatalogueEntry(
         name="A30-24GB",
@@ -338,7 +341,8 @@ DATA_CENTER_CARDS: tuple[CatalogueEntry, ...] = (
         memory_bytes=48 * 10**9,
         memory_bandwidth_bytes_per_s=696e9,
         peak_flops_per_s={"float16": 149.7e12, "bfloat16": 149.7e12, "tf32": 74.8e12, "float32": 37.4e12},
-        sources=one_page(A40),
+        sources=one_page(A40) | {"matmul": TORCH_PRODUCTS},
+        matmul_share=A40_SHARE,
     ),
     CatalogueEntry(
         name="L40-48GB",
@@ -367,7 +371,8 @@ DATA_CENTER_CARDS: tuple[CatalogueEntry, ...] = (
             "float32": 30.3e12,
         },
         power_w=72,
-        sources=one_page(L4),
+        sources=one_page(L4) | {"matmul": TORCH_PRODUCTS},
+        matmul_share=L4_SHARE,
     ),
     CatalogueEntry(
         name="L40S-48GB",

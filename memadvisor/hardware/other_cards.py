@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memadvisor.hardware.desktop_cards import A6000_SHARE, RTX_PRO_6000_SHARE, TORCH_PRODUCTS
 from memadvisor.hardware.entry import CatalogueEntry, one_page
 
 GA102 = "NVIDIA Ampere GA102 GPU architecture white paper (v2), table of the GeForce RTX 3090, https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf"
@@ -84,7 +85,8 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
         memory_bandwidth_bytes_per_s=768e9,
         peak_flops_per_s={"float16": 154.8e12, "bfloat16": 154.8e12, "tf32": 77.4e12, "float32": 38.7e12},
         power_w=300,
-        sources=one_page(RTX_A6000),
+        sources=one_page(RTX_A6000) | {"matmul": TORCH_PRODUCTS},
+        matmul_share=A6000_SHARE,
     ),
     CatalogueEntry(
         name="RTX-2080-Ti-11GB",
@@ -166,7 +168,8 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
             "float32": 125.95e12,
         },
         power_w=600,
-        sources=one_page(RTX_PRO_6000),
+        sources=one_page(RTX_PRO_6000) | {"matmul": TORCH_PRODUCTS},
+        matmul_share=RTX_PRO_6000_SHARE,
     ),
     CatalogueEntry(
         name="MI250X-die-64GB",

@@ -32,7 +32,9 @@ _RATE = re.compile(
 # Gbit/s of one port of four lanes: InfiniBand Trade Association, roadmap.
 _INFINIBAND = {"fdr": 56, "edr": 100, "hdr": 200, "ndr": 400, "xdr": 800}
 # A GeForce card by its bare number: 3090, 2080Ti.
-_GEFORCE = re.compile(r"^\s*(?:nvidia\s+|geforce\s+|rtx[\s-]*)*([2-5]0\d0)\s*-?(ti)?\s*$", re.IGNORECASE)
+_GEFORCE = re.compile(
+    r"^\s*(?:nvidia\s+|geforce\s+|rtx[\s-]*)*([2-5]0\d0)\s*-?(ti)?[\s-]*(super)?\s*$", re.IGNORECASE
+)
 # Machines that are named in place of their cards: NVIDIA's, and instances of AWS, Google Cloud and Azure (their documentation).
 _MACHINES = {
     r"dgx-?[12]": "V100-32GB", r"p3\.": "V100-16GB", r"p3dn\.": "V100-32GB", r"p4d\.": "A100-40GB", r"p4de\.": "A100-80GB",

@@ -195,3 +195,24 @@ _FIELDS = ("format", "name", "kind", "source", "memory_bytes", "peak_flops_per_s
 def test_any_json_is_read_or_refused_and_never_crashes(value):
     with contextlib.suppress(MemadvisorError):
         hardware_from_json(value, "it")
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "float16"),
+    [
+        ("GeForce RTX 3080 10GB", "RTX-3080-10GB", 59.5e12),  # GA102 white paper: 59.5 with sums in float32
+        ("NVIDIA RTX A5000", "RTX-A5000-24GB", 111.1e12),  # half of the sheet's 222.2 with sparsity
+        ("Quadro RTX 8000", "Quadro-RTX-8000-48GB", 130.5e12),
+        ("RTX 4070 Ti SUPER 16GB", "RTX-4070-Ti-SUPER-16GB", 88.2e12),
+    ],
+)
+def test_cards_by_their_cores_have_the_rates_that_their_makers_print(name, found, float16):
+    hardware = load_hardware(name)
+
+    assert hardware.name == found
+    assert hardware.peak_flops_per_s["float16"] == pytest.approx(float16, rel=0.01)
+
+
+def test_of_one_card_with_two_memories_the_name_alone_is_the_smaller():
+    assert load_hardware("RTX 4060 Ti").memory_bytes == 8 * 10**9
+    assert load_hardware("RTX 4060 Ti 16GB").memory_bytes == 16 * 10**9
