@@ -8,7 +8,17 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from memadvisor.software_torch import DDP, FSDP, FSDP_QLORA, HUGGING_FACE, LITGPT, QLORA, TORCHTUNE, UNSLOTH
+from memadvisor.software_torch import (
+    APEX,
+    DDP,
+    FSDP,
+    FSDP_QLORA,
+    HUGGING_FACE,
+    LITGPT,
+    QLORA,
+    TORCHTUNE,
+    UNSLOTH,
+)
 from memadvisor.software_traits import Preset, Software
 
 MODERN = Preset(
@@ -234,6 +244,7 @@ PRESETS = (
     FSDP_QLORA,
     DEEPSPEED,
     DDP,
+    APEX,
     HUGGING_FACE,
     QLORA,
     UNSLOTH,

@@ -22,6 +22,9 @@ _OPTIMIZER_STATE = {
 _BITSANDBYTES = re.compile(r"^(bitsandbytes|bnb)|paged|(bnb)?(8|32)bit$")
 
 
+# LAMB writes an update of each parameter, reads it and the parameter for their norms, and both again to apply it: 24 B more
+# where Adam moves 28 (apex/csrc/multi_tensor_lamb.cu).
+_LAMB_PASSES = 24 / 28
 # Accelerators whose fused attention is their makers' own.
 _OTHER_KERNELS = re.compile(r"gaudi|tpu", re.IGNORECASE)
 _OPTIMIZER_MAKERS = re.compile(
@@ -40,15 +43,18 @@ def as_of_2023(software: Software) -> Software:
     )
 
 
-def on_accelerator(software: Software, accelerator: Hardware, *, is_given: bool) -> Software:
+def on_accelerator(
+    software: Software, accelerator: Hardware, *, is_given: bool, in_container: bool = False
+) -> Software:
     """The same code with the dtype that the accelerator has: 8 bits of AMD's kind, and where nobody named a precision,
-    fp16 on a card that has no bf16. In NVIDIA's containers, where its trainers run, products of fp32 go by TF32
-    (docs.nvidia.com/deeplearning/frameworks/pytorch-release-notes). FlashAttention 2 runs on GPUs alone.
+    fp16 on a card that has no bf16. In NVIDIA's containers (`in_container`), where its trainers run, products of fp32 go
+    by TF32 (docs.nvidia.com/deeplearning/frameworks/pytorch-release-notes). FlashAttention 2 runs on GPUs alone.
     """
     if _OTHER_KERNELS.match(accelerator.name):
         software = dataclasses.replace(software, flash2=False)
     rates, dtype = accelerator.peak_flops_per_s, software.compute_dtype
-    if dtype == "float32" and "tf32" in rates and software.name.startswith(("megatron", "nemo")):
+    in_container |= software.name.startswith(("megatron", "nemo"))
+    if dtype == "float32" and "tf32" in rates and in_container:
         return dataclasses.replace(software, compute_dtype="tf32")
     if dtype in rates:
         return software
@@ -162,6 +168,8 @@ def with_optimizer(software: Software, optimizer: str) -> Software:
         software = dataclasses.replace(software, updates_lists=False)
     if is_bitsandbytes or "fused" in plain:
         software = dataclasses.replace(software, update_passes=1.0)
+    if "lamb" in plain:
+        software = dataclasses.replace(software, update_passes=software.update_passes + _LAMB_PASSES)
     paged_bytes = float(state_bytes) if "paged" in plain else 0.0
     is_narrow = (software.parameter_bytes, software.optimizer_bytes) == (2, 4)  # all in 16 bits
     if is_narrow and not is_bitsandbytes and state_bytes >= 4:

@@ -108,6 +108,29 @@ DDP = Preset(
     source="torch.nn.parallel.DistributedDataParallel (gradient_as_bucket_view), torch.autocast; arXiv:2006.15704",
     names=("ddp", "pytorch", "torch", "autocast", "lightning", "fairseq"),
 )
+APEX = Preset(
+    software=dataclasses.replace(
+        DDP.software,
+        name="apex",
+        compute_dtype="float16",
+        parameter_bytes=2,
+        gradient_bytes=2,
+        reduce_bytes=2,
+        optimizer_bytes=12,
+        fused_attention=False,
+        fused_mlp=True,
+        dropout=True,
+        autocast=False,
+        bucket_copy_bytes=2,
+        update_passes=44 / 28,
+        updates_lists=False,
+    ),
+    meaning="NVIDIA's examples of 2019 to 2023: the whole model in fp16 by apex's O2, softmax too, with a master copy and moments in fp32, 16 B a "
+    "parameter; updates move 44 B of one where a bare kernel of Adam's moves 28, for gradients are made fp32 and their norm is taken before, and the master copy is cast behind; attention in separate operators, with dropout",
+    source="https://github.com/NVIDIA/DeepLearningExamples, PyTorch/LanguageModeling/BERT/run_squad.py (amp.initialize, opt_level O2; FusedAdam; "
+    "apex.parallel.DistributedDataParallel) and modeling.py (BertSelfAttention, bias_gelu)",
+    names=("deeplearningexamples", "apex"),
+)
 HUGGING_FACE = Preset(
     software=dataclasses.replace(DDP.software, name="huggingface", reference_code=True),
     meaning="as ddp, with the model's class of transformers: its Trainer and accelerate, whose fp16 and bf16 are autocast's. transformers 5 "

@@ -32,7 +32,7 @@ from memadvisor.software_dtypes import (
     with_optimizer,
     with_precision,
 )
-from memadvisor.software_torch import DDP, FSDP, HUGGING_FACE
+from memadvisor.software_torch import APEX, DDP, FSDP, HUGGING_FACE
 from memadvisor.software_traits import Preset, Software
 
 STRATEGIES = {
@@ -81,7 +81,9 @@ def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware)
     if precision is not None:
         software = with_precision(software, precision)
     is_given = precision is not None and names_dtype(precision)
-    software = on_accelerator(software, accelerator, is_given=is_given)
+    software = on_accelerator(
+        software, accelerator, is_given=is_given, in_container=_says(cells, r"nvidia|\bngc\b")
+    )
     code = cells.text("model_code")
     is_hugging_face = names_hugging_face(cells.text("framework") or "") or software.reference_code
     reference = is_hugging_face if code is None else is_reference(code)
@@ -110,9 +112,17 @@ def _has_scores(
     """Whether an old model's scores are in memory with other trainers than Megatron's. FlashAttention is for cards from
     Turing on (its README.md), and Hugging Face's classes of GPT-2, BERT and OPT took torch's in 2024 (transformers 4.41
     to 4.46, release notes)."""
+    if _says(cells, "deeplearningexamples") and not architecture.gated_mlp:
+        return True  # NVIDIA's of 2019 to 2023, attention in separate operators whatever the card
     if not _is_old(cells, architecture, gpu):
         return False
     return is_reference or (preset in _OLDER and gpu.startswith("V100"))
+
+
+def _says(cells: Cells, words: str) -> bool:
+    """Whether the trainer's name or the row's source has one of these."""
+    told = f"{cells.text('framework') or ''} {cells.text('source') or ''}".lower()
+    return re.search(words, told) is not None
 
 
 def _compiled(cells: Cells, software: Software) -> Software:
@@ -223,6 +233,8 @@ def _preset(cells: Cells, architecture: Architecture, gpu: str) -> Preset:
     named = _named_by_strategy(cells.text("strategy") or "", is_old) or preset_named_in(
         cells.text("source") or ""
     )
+    if named is DDP and _says(cells, "deeplearningexamples"):
+        return APEX
     if named is not None:
         return MEGATRON_CORE if named is MEGATRON_2021 and not is_old else named
     return MEGATRON_2021 if is_old else MODERN

@@ -141,3 +141,42 @@ def test_an_update_in_the_backward_of_several_microbatches_is_named():
 def test_flash_attention_2_is_for_gpus():
     gpus = {"A100-80GB": True, "Gaudi2": False, "TPU v5e": False}
     assert {gpu: case_of(gpu=gpu, framework="deepspeed").step.software.flash2 for gpu in gpus} == gpus
+
+
+BERT = {
+    "model": "bert-large",
+    "n_layers": None,
+    "hidden": None,
+    "n_heads": None,
+    "vocab": None,
+    "seq_len": "384",
+}
+
+
+def test_nvidias_examples_are_apex_on_any_card():
+    """Its BERT has attention in separate operators on an A100 too, and is cast as a whole: by autocast it was 40 % too slow."""
+    source = "https://github.com/NVIDIA/DeepLearningExamples/blob/master/PyTorch/LanguageModeling/BERT"
+    rows = ({"framework": "NVIDIA DeepLearningExamples"}, {"strategy": "DDP", "source": source})
+    for row in rows:
+        software = case_of(**BERT, precision="fp16", **row).step.software
+        assert (software.name, software.fused_attention, software.dropout) == ("apex", False, True)
+        assert not software.autocast and software.optimizer_bytes == 12
+
+
+def test_fp32_in_nvidias_containers_goes_by_tf32():
+    rows = (
+        {"framework": "NVIDIA DeepLearningExamples"},
+        {"strategy": "DDP"},
+        {"strategy": "DDP", "source": "NGC 23.05"},
+    )
+    dtypes = [case_of(**BERT, precision="fp32", **row).step.software.compute_dtype for row in rows]
+    assert dtypes == ["tf32", "float32", "tf32"]
+
+
+def test_lamb_moves_more_than_adam():
+    adam, lamb = (
+        case_of(**BERT, framework="apex", precision="fp16", optimizer=name).step.software.update_passes
+        for name in ("adamw_apex_fused", "LAMB")
+    )
+    assert lamb == pytest.approx((44 + 24) / 28)
+    assert adam < lamb

@@ -75,7 +75,7 @@ AT_MOST = {
     "xorl_qwen35_h100": (0.08, 0.32),
     "xorl_qwen35_8k_h100": (0.25, 0.4),
     "paddlenlp_a100": (0.18, 0.22),
-    "lambda_bert": (0.75, None),
+    "lambda_bert": (0.16, None),
     "timm_rtx3090": (0.09, None),
     "halo_b300": (0.4, 0.28),
     "trl_b300": (0.52, 0.08),
