@@ -104,6 +104,7 @@ class LayerKind(NamedTuple):
     block: str = "a"
     has_experts: bool = False
     has_cross_attention: bool = False
+    window: int = 0
 
 
 # What most models are: a Llama's class, and that of a model with LayerNorm.
@@ -127,6 +128,9 @@ class Architecture:
     `layer_pattern`: what each layer is made of, a letter for each (recurrence.BLOCKS), from the first layer again when it
     is through; where there is none all are attention with a feed-forward block. `recurrence`: what is there in place of
     attention, or beside it. `attention_gate`: as many columns as the queries have weigh attention's result (Qwen3-Next).
+
+    `window`: how many tokens before its own a token of most layers sees, itself among them, 0 for all; of such a model each
+    `full_every`th layer sees all (0: none).
 
     `tower`: of images, counted with the embedding. `left_out`: what else config.json has and is not counted, in words.
     """
@@ -162,6 +166,8 @@ class Architecture:
     layer_pattern: str = ""
     recurrence: Recurrence | None = None
     attention_gate: bool = False
+    window: int = 0
+    full_every: int = 0
     tower: VisionTower | None = None
     left_out: str = ""
 
@@ -239,12 +245,23 @@ class Architecture:
     def has_cross_attention(self, layer: int) -> bool:
         return 0 < self.encoder_layers <= layer
 
+    def window_of(self, layer: int) -> int:
+        """Tokens that a token of this layer sees at most; 0 for all."""
+        sees_all = self.full_every > 0 and (layer + 1) % self.full_every == 0
+        return 0 if sees_all or not self.has_attention(layer) else self.window
+
     def kind_of(self, layer: int) -> LayerKind:
-        return LayerKind(self.block_of(layer), self.has_experts(layer), self.has_cross_attention(layer))
+        return LayerKind(
+            self.block_of(layer),
+            self.has_experts(layer),
+            self.has_cross_attention(layer),
+            self.window_of(layer),
+        )
 
     def kinds_among(self, layers: Sequence[int]) -> dict[LayerKind, tuple[int, int]]:
         """Of each kind that is among these layers, how many there are, and the number of one of them; in the order they come."""
-        if self.experts is None and not self.encoder_layers and not self.layer_pattern:
+        alike = self.experts is None and not self.encoder_layers and not self.layer_pattern
+        if alike and not self.window:
             return {LayerKind(): (len(layers), layers[0])} if layers else {}
         kinds = [self.kind_of(layer) for layer in layers]
         one_of = dict(zip(kinds, layers, strict=True))

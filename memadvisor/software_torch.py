@@ -132,7 +132,7 @@ APEX = Preset(
     names=("deeplearningexamples", "apex"),
 )
 HUGGING_FACE = Preset(
-    software=dataclasses.replace(DDP.software, name="huggingface", reference_code=True),
+    software=dataclasses.replace(DDP.software, name="huggingface", reference_code=True, masks_windows=True),
     meaning="as ddp, with the model's class of transformers: its Trainer and accelerate, whose fp16 and bf16 are autocast's. transformers 5 "
     "takes a fused AdamW with torch 2.8 and later: name it (adamw_torch_fused)",
     source="https://github.com/huggingface/accelerate, src/accelerate/accelerator.py, prepare_model; "

@@ -157,6 +157,8 @@ class Software:
     # Sequences are packs of samples, and attention is that of each sample alone: how many tokens the sample of a token has, on
     # average over tokens; None where all tokens of a sequence see those before them.
     sample_len: int | None = None
+    # Windows of attention are a mask's, and what it leaves out is computed all the same (torch's scaled_dot_product_attention).
+    masks_windows: bool = False
     # Adapters alone are trained, and states are of them; None where all are.
     lora: Lora | None = None
 

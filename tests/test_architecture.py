@@ -55,3 +55,11 @@ def test_each_second_layer_has_experts_and_the_others_none():
     assert [count for count, _ in mixed.kinds().values()] == [3, 2]
     # Two of its layers have a router and four blocks of 2 x 8 x 16 in place of one of 2 x 8 x 32.
     assert mixed.num_parameters() - shape(n_layers=5).num_parameters() == 2 * (4 * 8 + 4 * 256 - 512)
+
+
+def test_windows_make_two_kinds_of_layers_of_as_many_parameters():
+    model = shape(n_layers=6, window=128, full_every=3)
+
+    assert [model.window_of(layer) for layer in range(6)] == [128, 128, 0, 128, 128, 0]
+    assert sorted(count for count, _ in model.kinds().values()) == [2, 4]
+    assert model.num_parameters() == shape(n_layers=6).num_parameters()

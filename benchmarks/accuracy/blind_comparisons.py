@@ -49,7 +49,7 @@ COMPARISONS = (
         name="halo_b300",
         source="halo (github.com/whitecircle/halo, agent-docs/optimization, September 2026)",
         note="GPT-OSS 20B, Qwen3 30B-A3B, Qwen3.5 35B-A3B on 8 B300 and Qwen3 4B and 8B on one, 2,048 to 262,144 tokens, experts on 1, 2 and 8 ranks, sequences "
-        "whole or shared by heads among 8, under FSDP2. Parameters, gradients and moments are in 16 bits. Experts on two ranks are not sharded among their four copies, nor is "
+        "whole or shared by heads among 8, under FSDP2. Attention is FlashAttention 4, which was predicted as the second generation blind, and torch's of Qwen3.5; parameters, gradients and moments are in 16 bits. Half of GPT-OSS's layers see 128 tokens, where all were taken to see all. Experts on two ranks are not sharded among their four copies, nor is "
         "anything else taken to be then. Rows of Gemma 4 and Mistral Small 4, of which the one is not known here and the other has another layout than the columns can say, are left out. Memory is the peak allocated.",
         seconds=_from_either_rate,
         num_bytes=lambda table: table.peak_allocated_gib * GIB,
@@ -58,7 +58,7 @@ COMPARISONS = (
     Published(
         name="trl_b300",
         source="halo's comparison with TRL (github.com/whitecircle/halo, agent-docs/optimization/halo-vs-stock-trl.md)",
-        note="GPT-OSS 20B and Qwen3 30B-A3B, all parameters, 4,096 to 262,144 tokens, on 8 B300 by TRL's SFTTrainer under FSDP2, with Liger's loss. Memory is the peak allocated.",
+        note="GPT-OSS 20B and Qwen3 30B-A3B, all parameters, 4,096 to 262,144 tokens, on 8 B300 by TRL's SFTTrainer under FSDP2, with Liger's loss and FlashAttention 4; kernels and windows as in halo_b300. Memory is the peak allocated.",
         seconds=_from_either_rate,
         num_bytes=lambda table: table.peak_allocated_gib * GIB,
         memory=allocated,

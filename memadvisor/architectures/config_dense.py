@@ -1,7 +1,5 @@
-"""Dense decoders out of a Hugging Face config.json. What a key's absence means is what the model's own class takes.
-
-Layers that see a window of the tokens alone are taken to see all: memory is the same where attention keeps no scores.
-"""
+"""Dense decoders out of a Hugging Face config.json. What a key's absence means is what the model's own class takes. Windows are
+config_windows.py's."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from memadvisor.architectures.config_experts import EXPERT_READERS
 from memadvisor.architectures.config_hybrids import HYBRID_READERS
 from memadvisor.architectures.config_images import text_of, with_images
 from memadvisor.architectures.config_values import Config
+from memadvisor.architectures.config_windows import with_windows
 from memadvisor.architectures.encoder_decoders import ENCODER_DECODER_READERS
 from memadvisor.architectures.reference_code import code_of
 from memadvisor.errors import UsageError
@@ -57,5 +58,5 @@ def _language_model(config: Config, name: str) -> Architecture:
             hint=f"known are {', '.join(sorted({*_READERS, *_ALIKE}))}; or write a TOML file of the shapes (docs/estimate.md).",
         )
     config = {**config, "model_type": kind}
-    found = reader(config, name)
+    found = with_windows(config, reader(config, name))
     return dataclasses.replace(found, code=found.code or code_of(config, found))

@@ -57,6 +57,10 @@ def _gemma3(name: str, n_layers: int, hidden: int, heads: tuple[int, int], ffn: 
         norms_per_layer=4,
         qk_norm=2 * head_dim,
         left_out=left_out,
+        window=512
+        if n_layers == 26
+        else 1024,  # arXiv:2503.19786, section 2: five such layers to one that sees all
+        full_every=6,
     )
 
 
@@ -85,7 +89,7 @@ def _sparse(num: int, per_token: int, ffn: int, shared: int = 0, first_dense: in
 
 def _gpt_oss(name: str, n_layers: int, num_experts: int) -> Architecture:
     experts = Experts(num_experts=num_experts, experts_per_token=4, expert_ffn=2880, router_bias=True)
-    return _llama(name, n_layers, 2880, (64, 8), 2880, 201088, head_dim=64, biases=True, attention_sinks=True, experts=experts)  # fmt: skip
+    return _llama(name, n_layers, 2880, (64, 8), 2880, 201088, head_dim=64, biases=True, attention_sinks=True, experts=experts, window=128, full_every=2)  # fmt: skip
 
 
 # arXiv:2302.13971, table 2.
@@ -165,9 +169,45 @@ _QWEN3 = (
 _GEMMA = (
     _llama("gemma-2b", 18, 2048, (8, 1), 16384, 256000, head_dim=256, tied=True),
     _llama("gemma-7b", 28, 3072, (16, 16), 24576, 256000, head_dim=256, tied=True),
-    _llama("gemma2-2b", 26, 2304, (8, 4), 9216, 256000, head_dim=256, tied=True, norms_per_layer=4),
-    _llama("gemma2-9b", 42, 3584, (16, 8), 14336, 256000, head_dim=256, tied=True, norms_per_layer=4),
-    _llama("gemma2-27b", 46, 4608, (32, 16), 36864, 256000, head_dim=128, tied=True, norms_per_layer=4),
+    _llama(
+        "gemma2-2b",
+        26,
+        2304,
+        (8, 4),
+        9216,
+        256000,
+        head_dim=256,
+        tied=True,
+        norms_per_layer=4,
+        window=4096,
+        full_every=2,
+    ),
+    _llama(
+        "gemma2-9b",
+        42,
+        3584,
+        (16, 8),
+        14336,
+        256000,
+        head_dim=256,
+        tied=True,
+        norms_per_layer=4,
+        window=4096,
+        full_every=2,
+    ),
+    _llama(
+        "gemma2-27b",
+        46,
+        4608,
+        (32, 16),
+        36864,
+        256000,
+        head_dim=128,
+        tied=True,
+        norms_per_layer=4,
+        window=4096,
+        full_every=2,
+    ),
     _gemma3("gemma3-1b", 26, 1152, (4, 1), 6912, 262144, 256, left_out=""),
     _gemma3("gemma3-4b", 34, 2560, (8, 4), 10240, 262208, 256),
     _gemma3("gemma3-12b", 48, 3840, (16, 8), 15360, 262208, 256),
@@ -187,7 +227,7 @@ _DEEPSEEK = (
     # arXiv:2507.20534, table 3
     _deepseek("kimi-k2", 61, 7168, 64, 18432, 163840, 1536, _sparse(384, 8, 2048, 2048, 1)),
 )
-# https://huggingface.co/openai/gpt-oss-120b and -20b, config.json. Every second layer sees 128 tokens alone; here all see all.
+# https://huggingface.co/openai/gpt-oss-120b and -20b, config.json. Every second layer sees 128 tokens alone.
 _GPT_OSS = (
     _gpt_oss("gpt-oss-20b", 24, 32),
     _gpt_oss("gpt-oss-120b", 36, 128),

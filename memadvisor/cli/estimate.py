@@ -27,7 +27,7 @@ from memadvisor.hardware.cluster_file import load_cluster
 from memadvisor.hardware.clusters import parse_cluster
 from memadvisor.layout import Layout, TrainingStep
 from memadvisor.layout_table.read import LayoutCase
-from memadvisor.layout_table.training_code import is_fused, is_reference
+from memadvisor.layout_table.training_code import is_reference, with_attention
 from memadvisor.planning.largest import QUANTITIES, LargestQuestion, largest_fits
 from memadvisor.planning.layout_reasons import explain
 from memadvisor.planning.layout_space import USUAL_MAX_P_OOM, USUAL_SCHEDULES, LayoutQuestion
@@ -330,7 +330,7 @@ def _software(arguments: argparse.Namespace) -> tuple[Preset, Software]:
     if arguments.precision is not None:
         software = with_precision(software, arguments.precision)
     if arguments.attention is not None:
-        software = dataclasses.replace(software, fused_attention=is_fused(arguments.attention))
+        software = with_attention(software, arguments.attention)
     if arguments.model_code is not None:
         software = dataclasses.replace(software, reference_code=is_reference(arguments.model_code))
     if arguments.optimizer is not None:

@@ -72,7 +72,9 @@ def kind_words(model: Architecture, layer: int) -> str:
     """`attention and experts`."""
     parts = []
     if model.has_attention(layer):
-        parts.append("attention and cross attention" if model.has_cross_attention(layer) else "attention")
+        window = model.window_of(layer)
+        attention = f"attention to {window} tokens" if window else "attention"
+        parts.append(f"{attention} and cross attention" if model.has_cross_attention(layer) else attention)
     if model.recurrence is not None and model.has_recurrence(layer):
         parts.append(_RECURRENCES[model.recurrence.kind])
     if model.has_feed_forward(layer):

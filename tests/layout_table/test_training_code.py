@@ -180,3 +180,18 @@ def test_lamb_moves_more_than_adam():
     )
     assert lamb == pytest.approx((44 + 24) / 28)
     assert adam < lamb
+
+
+def test_later_generations_of_flash_attention_are_faster_where_they_are_named():
+    speeds = [
+        case_of(attention=name).step.software.attention_speed
+        for name in ("flash", "FA2", "FlashAttention-3", "flash_attention_4", "fa3")
+    ]
+    assert speeds == [1.0, 1.0, 1.75, 1.7, 1.75]
+
+
+def test_a_class_of_hugging_face_has_windows_as_masks_but_with_flash_attention():
+    rows = ({}, {"attention": "sdpa"}, {"attention": "flash_attention_2"})
+    masked = [case_of(framework="TRL", **row).step.software.masks_windows for row in rows]
+    assert masked == [True, True, False]
+    assert not case_of(framework="megatron-core").step.software.masks_windows

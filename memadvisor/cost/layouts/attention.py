@@ -32,6 +32,8 @@ _RING_SHARE = 0.86
 _BEGINNING_FORWARD, _BEGINNING_BACKWARD = 100.0, 280.0
 # Its rates beside that, over those that coefficients have, which hold at 2,048 to 4,096 tokens.
 _LONG_FORWARD, _LONG_BACKWARD = 1.07, 1.12
+# Queries that a kernel takes together, and so sees the window of the first and of the last of (flash_fwd_launch_template.h: 128).
+_TILE = 128
 # Two-byte elements of 16 bytes, which a head is a multiple of for tensor cores to take it.
 _ALIGNED = 8
 
@@ -54,25 +56,44 @@ def attention_seconds(
     crosses = model.has_cross_attention(layer)
     length = step.length_of(is_decoder=crosses)
     sees_half = model.causal and layer >= model.encoder_layers  # an encoder's tokens see all others
-    forward_s, backward_s = _attention_core(model, step, device, length, length, sees_half)
+    window = model.window_of(layer)
+    forward_s, backward_s = _attention_core(model, step, device, length, length, sees_half, window)
     if crosses:
         across = _attention_core(model, step, device, length, step.seq_len, sees_half=False)
         forward_s, backward_s = forward_s + across[0], backward_s + across[1]
     return forward_s, backward_s
 
 
+def seen_keys(step: TrainingStep, seen: int, sees_half: bool, window: int) -> float:
+    """Keys that a fused kernel goes over for a query, on average: of `seen` tokens those of its sample and before it, or of
+    its layer's window, the tiles that a part of it is in among them."""
+    software = step.software
+    # Kernels skip what is of other samples (flash_attn_varlen_func); scores in memory are masked, each as dear as before.
+    length = software.seen_len(seen)
+    whole = length * (0.5 if sees_half else 1.0)
+    if not window or window >= length or software.masks_windows:
+        return whole
+    before = window * (1.0 - window / (2.0 * length))  # the first tokens have fewer before them
+    return min(whole, (before + _TILE) * (1.0 if sees_half else 2.0))
+
+
 def _attention_core(
-    model: Architecture, step: TrainingStep, device: Device, length: int, seen: int, sees_half: bool
+    model: Architecture,
+    step: TrainingStep,
+    device: Device,
+    length: int,
+    seen: int,
+    sees_half: bool,
+    window: int = 0,
 ) -> tuple[float, float]:
     """Seconds of scores, softmax and their product with the values: forward and backward. `length` tokens of a sequence
-    look at `seen`."""
+    look at `seen`, or those of a window before them."""
     layout, software = step.layout, step.software
     query, value = attention_columns(model)
     batch, tp = layout.micro_batch_size, layout.tensor
     rows = length / layout.context
     if software.fused_attention:
-        # Kernels skip what is of other samples (flash_attn_varlen_func); scores in memory are masked, each as dear as before.
-        keys = software.seen_len(seen) * (0.5 if sees_half else 1.0)
+        keys = seen_keys(step, seen, sees_half, window)
         each = fused_attention_seconds(
             device, 2.0 * batch * rows * (query + value) / tp, software.attention_speed
         )

@@ -54,8 +54,13 @@ def _attention_flops(model: Architecture, step: TrainingStep) -> float:
         num_decoder = model.n_layers - model.encoder_layers
         pairs = model.encoder_layers * source * source + num_decoder * target * (target + source)
         return 2.0 * step.global_batch_sequences * columns * pairs
-    attending = sum(count for count, layer in model.kinds().values() if model.has_attention(layer))
-    return 2.0 * step.tokens * step.software.seen_len(step.seq_len) * columns * attending
+    seen = step.software.seen_len(step.seq_len)
+    keys = sum(
+        count * min(seen, model.window_of(layer) or seen)
+        for count, layer in model.kinds().values()
+        if model.has_attention(layer)
+    )
+    return 2.0 * step.tokens * columns * keys
 
 
 def halved_model_flops(model: Architecture, step: TrainingStep) -> float:

@@ -48,3 +48,31 @@ def test_steps_of_usual_length_are_as_the_coefficients_have_them():
 @pytest.mark.parametrize(("gpu", "traits"), [("1xH100", {}), ("1xA100", {"flash2": False})])
 def test_other_cards_and_kernels_have_one_rate(gpu, traits):
     assert a_pair(512, gpu, **traits) == pytest.approx(a_pair(65536, gpu, **traits))
+
+
+def seconds_of(layer, seq_len, gpu="1xH100", model=LLAMA, **traits):
+    step = TrainingStep(layout=Layout(), seq_len=seq_len, software=Software(**traits))
+    return attention_seconds(
+        model, step, layer, device_of(parse_cluster(gpu).accelerator, "bfloat16", FITTED)
+    )
+
+
+WINDOWED = replace(LLAMA, n_layers=4, window=1024, full_every=2)
+
+
+def test_a_window_costs_what_its_keys_and_a_tile_do():
+    """Of 8,192 tokens one sees 1,024 (the first fewer: 960 on average) and 128 of its tile, where half of all were 4,096."""
+    windowed, whole = (seconds_of(layer, 8192, model=WINDOWED) for layer in (0, 1))
+
+    for part, full in zip(windowed, whole, strict=True):
+        assert part / full == pytest.approx((1024 * (1 - 1024 / 16384) + 128) / 4096)
+    assert whole == pytest.approx(seconds_of(0, 8192))
+
+
+def test_a_window_as_long_as_the_sequence_is_none():
+    assert seconds_of(0, 1024, model=WINDOWED) == pytest.approx(seconds_of(1, 1024, model=WINDOWED))
+
+
+def test_windows_of_a_mask_cost_all_the_same():
+    masked = seconds_of(0, 8192, model=WINDOWED, masks_windows=True)
+    assert masked == pytest.approx(seconds_of(1, 8192, model=WINDOWED))
