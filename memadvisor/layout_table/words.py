@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 
+from memadvisor.layout_table.adapter_words import adapter_words
 from memadvisor.layout_table.cells import NO, YES, Cells
 from memadvisor.layout_table.counts import counted_cards, counted_nodes, slice_of_tpus
 from memadvisor.layout_table.phrases import phrased, says_something
@@ -46,11 +47,6 @@ _CHUNKS = re.compile(
 _STAGE = re.compile(
     r"\bz(?:ero)?[\s_-]*(?:stage)?[\s_-]*[0-3]\b|shard_grad_op|no_shard|zero[\s_-]*(?:offload|infinity)"
 )
-_LORA = re.compile(r"\b(q)?-?lora\b")
-_OTHER_ADAPTERS = re.compile(
-    r"\bq?dora\b|adalora|\bia3\b|prefix[\s_-]?tuning|prompt[\s_-]?tuning|bitfit|galore|\blora[\s_-]?fa\b|\blora\+"
-)
-_FULL = re.compile(r"full([\s_-]*(param\w*|weights?|model|sft|ft))?([\s_-]*fine[\s_-]*tun\w*)?")
 _NOTHING = ("none", "no", "false", "off", "0", "0.0")
 
 
@@ -59,7 +55,7 @@ def spelled_out(cells: Cells) -> Cells:
     said = dict(cells.texts)
     for reader in (
         phrased,
-        _adapters,
+        adapter_words,
         _techniques,
         _parallelism,
         _fsdp,
@@ -87,39 +83,26 @@ def spelled_out(cells: Cells) -> Cells:
     return Cells(said, cells.notes)
 
 
-def _adapters(said: dict[str, str]) -> dict[str, str]:
-    """What is trained, from a method or a trainer's name: `LoRA`, `Q-LoRA + ZeRO-3`, `full fine-tuning`."""
-    text = said.get("strategy", "").lower()
-    if _FULL.fullmatch(text.strip()):
-        del said["strategy"]
-        return {} if "peft" in said else {"peft": "full"}
-    other = _OTHER_ADAPTERS.search(text)
-    if other is not None and "peft" not in said:
-        return {"peft": other[0]}
-    named = f"{text} {said.get('peft', '').lower()}"
-    rank = re.search(r"lora\W*(?:r|rank)?\W*(\d+)", named)
-    if rank is not None and "lora_rank" not in said:
-        said["lora_rank"] = rank[1]
-    found = _LORA.search(text) or _LORA.search(said.get("framework", "").lower())
-    if found is None or "peft" in said:
-        return {}
-    if _LORA.fullmatch(re.sub(r"\W*(r|rank)?\W*\d+\W*$", "", text.strip())):
-        del said["strategy"]
-    return {"peft": "qlora" if found.group(1) else "lora"}
-
-
 # What a method of several has beside who shards: `FSDP + AC`, `FSDP + torch.compile + Float8`.
 _TECHNIQUES = (
     ("recompute", "full", r"\b(?<!no )(?<!w/o )(ac|gc|(full )?(activation|gradient|grad|act)[\s_-]*(checkpoint\w*|recomput\w*|ckpt)|recomput\w+|ckpt)\b"),
     ("recompute", "selective", r"selective|\bsac\b"),
     ("compile", "true", r"(?<!no )\b(torch[._])?compiled?\b"),
     ("precision", "fp8", r"\b(float8|fp8)\b"),
+    ("attention", "flash", r"\bflash[\s_-]*att\w*([\s_-]*v?[12])?\b|\bfa2?\b"),
+    ("attention", "flash_attention_3", r"\bflash[\s_-]*att\w*[\s_-]*v?3\b|\bfa3\b"),
+    ("attention", "flash_attention_4", r"\bflash[\s_-]*att\w*[\s_-]*v?4\b|\bfa4\b"),
 )  # fmt: skip
 
 
 def _techniques(said: dict[str, str]) -> dict[str, str]:
     text = said.get("strategy", "").lower()
     found = {column: word for column, word, words in _TECHNIQUES if re.search(words, text)}
+    rest = text
+    for _, _, words in _TECHNIQUES:
+        rest = re.sub(words, " ", rest)
+    if text and re.search(r"[a-z\d]", re.sub(r"\b(with|and|w)\b", " ", rest)) is None:
+        del said["strategy"]
     return {column: word for column, word in found.items() if column not in said}
 
 

@@ -93,3 +93,41 @@ def test_the_papers_own_script_casts_what_it_does_not_quantise_to_16_bits():
     found = read(["framework", "lora_rank"], "QLoRA", 64).case.step.software
     assert (found.name, found.lora.base, found.lora.widened) == ("qlora", "nf4-dq", False)
     assert (found.parameter_bytes, found.paged_bytes, found.autocast) == (2, 8, False)
+
+
+@pytest.mark.parametrize(
+    ("words", "rank", "base"),
+    [
+        ("4-bit QLoRA", 8, "nf4-dq"),
+        ("QLoRA (4bit)", 8, "nf4-dq"),
+        ("QLoRA nf4 r=64", 64, "nf4"),
+        ("8-bit LoRA", 8, "int8"),
+        ("LoRA int8, rank 16", 16, "int8"),
+        ("LoRA 16-bit", 8, "16bit"),
+        ("LoRA r16 alpha32", 16, "16bit"),
+        ("LoRA SFT (r=64)", 64, "16bit"),
+    ],
+)
+def test_a_method_tells_the_bits_of_its_base_and_its_rank(words, rank, base):
+    found = read(["method"], words)
+    lora = found.case.step.software.lora
+    assert (lora.rank, lora.base) == (rank, base)
+    assert not any("not understood" in note for note in found.notes)
+
+
+def test_the_bits_of_a_base_are_no_rank_in_a_column_of_adapters():
+    lora = lora_of(["peft"], "LoRA 8-bit")
+    assert (lora.rank, lora.base) == (8, "int8")
+
+
+def test_what_is_said_beside_adapters_is_read():
+    found = read(["method"], "LoRA r=64 + gradient checkpointing with FlashAttention 2")
+    assert found.case.step.software.lora.rank == 64
+    assert found.case.step.layout.recompute == "full"
+    assert not any("not understood" in note for note in found.notes)
+
+
+def test_a_dtype_beside_all_parameters():
+    found = read(["method"], "Full fine-tuning (fp32)")
+    assert found.case.step.software.lora is None
+    assert found.case.step.software.compute_dtype == "float32"
