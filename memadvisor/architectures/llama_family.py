@@ -226,6 +226,8 @@ _DEEPSEEK = (
     ),
     # arXiv:2507.20534, table 3
     _deepseek("kimi-k2", 61, 7168, 64, 18432, 163840, 1536, _sparse(384, 8, 2048, 2048, 1)),
+    # By github.com/THUDM/slime, scripts/models/moonlight.sh.
+    _deepseek("moonlight-16b-a3b", 27, 2048, 16, 11264, 163840, None, _sparse(64, 6, 1408, 2816, 1)),
 )
 # https://huggingface.co/openai/gpt-oss-120b and -20b, config.json. Every second layer sees 128 tokens alone.
 _GPT_OSS = (
@@ -260,6 +262,9 @@ _OTHER = (
     _llama("phi-3-mini", 32, 3072, (32, 32), 8192, 32064),
     _llama("phi-3-medium", 40, 5120, (40, 10), 17920, 32064),
     _llama("phi-4", 40, 5120, (40, 10), 17920, 100352),
+    # By github.com/Lightning-AI/litgpt, litgpt/config.py.
+    _llama("phi-4-mini", 32, 3072, (24, 8), 8192, 200064, tied=True),
+    _llama("stablelm-3b", 32, 2560, (32, 32), 6912, 50304, norm_vectors=2),
     # arXiv:2403.04652, table 1.
     _llama("yi-6b", 32, 4096, (32, 4), 11008, 64000),
     _llama("yi-34b", 60, 7168, (56, 8), 20480, 64000),
@@ -279,6 +284,8 @@ _OTHER = (
     # arXiv:2501.00656, table 3: norms over all queries and all keys.
     _llama("olmo2-7b", 32, 4096, (32, 32), 11008, 100352, qk_norm=8192),
     _llama("olmo2-13b", 40, 5120, (40, 40), 13824, 100352, qk_norm=10240),
+    # arXiv:2409.02060; transformers' OlmoeConfig, with experts of 1024.
+    _llama("olmoe-1b-7b", 16, 2048, (16, 16), 1024, 50304, qk_norm=4096, experts=_sparse(64, 8, 1024)),
     # https://huggingface.co/tiiuae/Falcon3-7B-Base, config.json.
     _llama("falcon3-7b", 28, 3072, (12, 4), 23040, 131072, head_dim=256),
 )

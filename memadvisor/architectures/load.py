@@ -100,12 +100,21 @@ _ALSO = {
     "smollm2-1.7b": "smollm-1.7b",
     "phi-3.5-mini": "phi-3-mini",
     "phi-3-mini-3.8b": "phi-3-mini",
+    "stablelm-3b-4e1t": "stablelm-3b",
+    "olmoe-1b-7b-0924": "olmoe-1b-7b",
+    "olmoe-1b-7b-0125": "olmoe-1b-7b",
     "olmo2-1124-7b": "olmo2-7b",
     "olmo2-1124-13b": "olmo2-13b",
 }
 _SUFFIXES = re.compile(
     r"(-(hf|base|instruct|thinking|2[3-9](0[1-9]|1[0-2])|chat|it|v0\.[0-9]|4k|8k|128k|deduped|preview|dense))+$"
 )
+
+_SIZE_BEHIND = re.compile(
+    r"(.*\S)[\s_-]+\(?(\d{1,4}(?:\.\d+)?)([mbt])(?:[\s_-]*a\d+(?:\.\d+)?b)?\)?((?:-[a-z]+)*)", re.IGNORECASE
+)
+_UNITS = {"m": 1e6, "b": 1e9, "t": 1e12}
+_ROUNDED = 0.12  # of sizes in names: 14B are 14.7, 12B are 11.2
 
 _PARTS = (
     ("experts", Experts),
@@ -131,7 +140,17 @@ _BY_NAME.update({_plain(other): _BY_NAME[_plain(name)] for other, name in _ALSO.
 
 def named_architecture(name: str) -> Architecture | None:
     """The published model of that name, in any spelling; None for one that is not known."""
-    return _BY_NAME.get(_plain(name))
+    return _BY_NAME.get(_plain(name)) or _with_its_size(name)
+
+
+def _with_its_size(name: str) -> Architecture | None:
+    """`Phi-4 14B`, `DeepSeek-V3 671B-A37B`: a name with the size that the model of it has."""
+    found = _SIZE_BEHIND.fullmatch(name.strip())
+    known = None if found is None else _BY_NAME.get(_plain(found[1] + found[4]))
+    if found is None or known is None:
+        return None
+    said = float(found[2]) * _UNITS[found[3].lower()]
+    return known if abs(said / known.num_parameters() - 1) < _ROUNDED else None
 
 
 def load_architecture(name_or_path: str) -> Architecture:

@@ -108,6 +108,10 @@ ROUNDED = {
     "roberta-large": 0.355,
     "dbrx": 132.0,
     "grok-1": 314.0,
+    "phi-4-mini": 3.84,
+    "stablelm-3b": 2.8,
+    "olmoe-1b-7b": 7.0,
+    "moonlight-16b-a3b": 16.0,
     "llama4-scout": 109.0,
     "llama4-maverick": 400.0,
     "gpt3-125m": 0.125,
@@ -168,6 +172,6 @@ ROUNDED = {
     "bamba-9b": 9.8,
 }
 # Parameters that one token meets, in 10**9, as the papers print them.
-ACTIVE = {"dbrx": 36.0, "llama4-scout": 17.0, "llama4-maverick": 17.0, "mixtral-8x7b": 12.9, "mixtral-8x22b": 39.0, "qwen3-30b-a3b": 3.3, "qwen3-235b-a22b": 22.0, "qwen2-57b-a14b": 14.2,
+ACTIVE = {"dbrx": 36.0, "olmoe-1b-7b": 1.3, "llama4-scout": 17.0, "llama4-maverick": 17.0, "mixtral-8x7b": 12.9, "mixtral-8x22b": 39.0, "qwen3-30b-a3b": 3.3, "qwen3-235b-a22b": 22.0, "qwen2-57b-a14b": 14.2,
           "qwen1.5-moe-a2.7b": 2.7, "deepseek-v2": 21.0, "deepseek-v2-lite": 2.4, "deepseek-v3": 37.0, "glm-4.5": 32.0, "glm-4.5-air": 12.0, "minimax-m2": 10.0,
           "jamba-v0.1": 12.0, "nemotron-3-nano-30b-a3b": 3.6, "qwen3-next-80b-a3b": 3.3, "qwen3.5-35b-a3b": 3.0}  # fmt: skip

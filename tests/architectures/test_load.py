@@ -71,11 +71,20 @@ def test_heads_fill_what_they_should_and_no_two_models_share_a_name():
         ("microsoft/Phi-3-mini-4k-instruct", "phi-3-mini"),
         ("allenai/OLMo-2-1124-7B", "olmo2-7b"),
         ("MT-NLG 530B", "megatron-530b"),
+        ("Phi-4 (14B)", "phi-4"),
+        ("DeepSeek-V3-671B-A37B", "deepseek-v3"),
+        ("Phi-2 2.7B", "phi-2"),
+        ("allenai/OLMoE-1B-7B-0924-Instruct", "olmoe-1b-7b"),
+        ("moonshotai/Moonlight-16B-A3B-Instruct", "moonlight-16b-a3b"),
     ],
 )
 def test_spellings(spelling, name):
     found = named_architecture(spelling)
     assert found is not None and found.name == name
+
+
+def test_a_name_with_another_size_is_another_model():
+    assert named_architecture("Phi-4 7B") is None
 
 
 def test_own_fields(tmp_path):
