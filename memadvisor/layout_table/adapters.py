@@ -7,7 +7,7 @@ import re
 from memadvisor.errors import UsageError
 from memadvisor.layout_table.cells import NO, Cells
 from memadvisor.lora import LINEAR, Lora, base_named, targets_named
-from memadvisor.software_torch import QLORA, TORCHTUNE, UNSLOTH
+from memadvisor.software_torch import LITGPT, QLORA, TORCHTUNE, UNSLOTH
 from memadvisor.software_traits import Software
 
 USUAL_RANK = 8  # peft's
@@ -40,6 +40,9 @@ def adapters_of(cells: Cells, software: Software) -> Lora | None:
     )
 
 
+# Trainers that a source may name, with adapters that are not peft's.
+_OF_THEIR_OWN = (TORCHTUNE.software.name, LITGPT.software.name)
+_BITSANDBYTES = ("int8", "nf4", "nf4-dq")
 _FOUR_BITS = ("nf4", "nf4-dq", "int4")
 
 
@@ -52,7 +55,18 @@ def widens(framework: str, software: Software, base: str) -> bool:
     """Whether what is not quantised is cast to fp32: peft's prepare_model_for_kbit_training does so of bitsandbytes' formats."""
     is_peft = software.reference_code and software.name != QLORA.software.name
     is_peft = is_peft and not _KEEP_THE_REST.search(framework)
-    return is_peft and base in ("int8", "nf4", "nf4-dq")
+    return is_peft and base in _BITSANDBYTES
+
+
+def recomputes_unasked(cells: Cells, software: Software) -> bool:
+    """Whether layers run again where nothing says so: peft's prepare_model_for_kbit_training has use_gradient_checkpointing
+    True, as has the script of the paper of QLoRA, and Unsloth's get_peft_model "unsloth". Who names no trainer has peft."""
+    if software.lora is None:
+        return False
+    if software.name == UNSLOTH.software.name:
+        return True
+    is_named = cells.text("framework") is not None or software.name in _OF_THEIR_OWN
+    return (software.reference_code or not is_named) and software.lora.base in _BITSANDBYTES
 
 
 # Its release that keeps no inputs any more.

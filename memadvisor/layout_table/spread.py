@@ -9,6 +9,7 @@ from memadvisor.architecture import Architecture, target_length
 from memadvisor.errors import UsageError
 from memadvisor.hardware.cluster import Cluster
 from memadvisor.layout import Layout, TrainingStep
+from memadvisor.layout_table.adapters import recomputes_unasked
 from memadvisor.layout_table.cells import NO, YES, Cells
 from memadvisor.layout_table.machine import usual_per_node
 from memadvisor.layout_table.recomputation import recomputation
@@ -90,6 +91,10 @@ def step_of(
     if preset.offloads_together:
         on_host = [any(on_host)] * 2
     recompute, recompute_share = recomputation(cells, architecture.n_layers / (degrees.pipeline * chunks))
+    asked = ("recompute", "recompute_method", "recompute_layers")
+    if all(cells.text(name) is None for name in asked) and recomputes_unasked(cells, software):
+        cells.note("no recompute: full is taken, which trainers of adapters on a quantised base do unasked")
+        recompute = "full"
     layout = Layout(
         data=degrees.data,
         tensor=degrees.tensor,

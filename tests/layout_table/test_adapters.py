@@ -131,3 +131,24 @@ def test_a_dtype_beside_all_parameters():
     found = read(["method"], "Full fine-tuning (fp32)")
     assert found.case.step.software.lora is None
     assert found.case.step.software.compute_dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("framework", "method", "recompute"),
+    [
+        ("", "QLoRA", "full"),
+        ("Hugging Face", "8-bit LoRA", "full"),
+        ("Unsloth", "LoRA", "full"),
+        ("Hugging Face", "LoRA", "none"),
+        ("torchtune", "QLoRA", "none"),
+        ("litgpt", "QLoRA", "none"),
+    ],
+)
+def test_peft_recomputes_layers_of_a_quantised_base_unasked(framework, method, recompute):
+    found = read(["framework", "method"], framework, method)
+    assert found.case.step.layout.recompute == recompute
+    assert any("no recompute: full is taken" in note for note in found.notes) == (recompute == "full")
+
+
+def test_what_is_said_of_recomputation_counts_for_a_quantised_base():
+    assert read(["method", "recompute"], "QLoRA", "none").case.step.layout.recompute == "none"
