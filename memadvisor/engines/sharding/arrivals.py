@@ -17,8 +17,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from memadvisor.engines.sharding.flat import Flat
-from memadvisor.engines.sharding.released import needs_no_values
 from memadvisor.engines.sharding.replaced import Replaced
+from memadvisor.engines.sharding.tensor_functions import needs_no_values
 from memadvisor.run.compiled import has_compiled
 from memadvisor.schedule import Point
 

@@ -8,8 +8,8 @@ tensor is written as a whole by one of the ranks, and read as a whole by all.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -19,14 +19,26 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from memadvisor.engines.script.undo import Undo
+from memadvisor.engines.sharding.boxes import Box
 from memadvisor.engines.sharding.late import LateTensor
-from memadvisor.engines.sharding.masters import show_masters, take_written
-from memadvisor.engines.sharding.parcels import StateSource
-from memadvisor.engines.sharding.sharded_step import MASTER
-from memadvisor.engines.sharding.sources import Source
+
+
+class Loading(Protocol):
+    """What a checkpoint is read into, and who is to be told when all ranks have it.
+
+    is_read_into: until then. place: tells those apart of which one is to be told, and orders them, alike on all ranks.
+    """
+
+    is_read_into: bool
+
+    @property
+    def place(self) -> tuple[int, int]: ...
+
+    def show_loaded(self) -> None: ...
+
 
 _taking_part: frozenset[int] = frozenset()  # the ranks of the checkpoint under way
-_loading: list[Source] = []  # masters that it is read into
+_loading: list[Loading] = []
 
 
 def patch(undo: Undo) -> None:
@@ -56,11 +68,16 @@ def _noting_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
     return noting
 
 
+def begin_loading(source: Loading) -> None:
+    """The checkpoint under way reads into a source."""
+    source.is_read_into = True
+    _loading.append(source)
+
+
 def _show_loaded() -> None:
-    """Masters that all ranks have read into their shards: parameters beside them follow."""
-    loaded = {(s.executor.number, s.slot.flat.index): s for s in _loading}
+    loaded = {source.place: source for source in _loading}
     for _, source in sorted(loaded.items()):
-        show_masters(source.executor, source.slot.flat)
+        source.show_loaded()
 
 
 def _ranks_of(given: dict[str, Any]) -> frozenset[int]:
@@ -82,57 +99,37 @@ def _ranks_of(given: dict[str, Any]) -> frozenset[int]:
     return frozenset(dist.get_process_group_ranks(group))
 
 
-def write_items(fqn: str, source: Source | StateSource) -> list[WriteItem]:
-    """What this rank writes of a tensor; of one that is written whole, torch shares out who does."""
-    source.is_written = True
-    if isinstance(source, Source) and _is_shared_out(source):
-        return [_write_item(WriteItemType.SHARD, fqn, source, chunk) for chunk in _own_chunks(source)]
-    return [_write_item(WriteItemType.TENSOR, fqn, source, _whole_chunk(source))]
+def is_of_all(group: dist.ProcessGroup) -> bool:
+    """Whether all ranks of a group take part in the checkpoint under way."""
+    return _taking_part.issuperset(dist.get_process_group_ranks(group))
 
 
-def chunks_to_read(source: Source | StateSource) -> list[ChunkStorageMetadata]:
-    """What this rank reads of a tensor: its own part, which goes into the model itself, or all."""
-    source.is_written = False
-    if isinstance(source, StateSource):
-        return [_whole_chunk(source)]
-    if not _is_shared_out(source) or (source.slot.flat.has_masters and not source.key):
-        source.is_shared_out = False  # shards hold more digits, which the optimizer's state brings
-        return [_whole_chunk(source)]
-    if not source.key:
-        source.executor.loans.end_one(source.slot.flat)  # it has the other ranks' old values
-    elif source.key == MASTER:
-        take_written([source.slot.flat])  # not later, as what has been read by then would be taken for old
-        source.is_read_into = True
-        _loading.append(source)
-    return _own_chunks(source)
+def items_of_shard(
+    fqn: str, dtype: torch.dtype, shape: torch.Size, chunks: Sequence[ChunkStorageMetadata]
+) -> list[WriteItem]:
+    """What this rank writes of a tensor that is in shards."""
+    return [_write_item(WriteItemType.SHARD, fqn, dtype, shape, chunk) for chunk in chunks]
 
 
-def _is_shared_out(source: Source) -> bool:
-    if source.executor.is_alone:
-        source.is_shared_out = False
-        return False
-    group = source.executor.wire.everyone
-    source.is_shared_out = source.kept is None and _taking_part.issuperset(
-        dist.get_process_group_ranks(group)
-    )
-    return source.is_shared_out
+def items_of_whole(fqn: str, dtype: torch.dtype, shape: torch.Size) -> list[WriteItem]:
+    """What is written of one that is written whole; torch shares out who does."""
+    return [_write_item(WriteItemType.TENSOR, fqn, dtype, shape, whole_chunk(shape))]
 
 
 def _write_item(
-    kind: WriteItemType, fqn: str, source: Source | StateSource, chunk: ChunkStorageMetadata
+    kind: WriteItemType, fqn: str, dtype: torch.dtype, shape: torch.Size, chunk: ChunkStorageMetadata
 ) -> WriteItem:
-    properties = TensorProperties(dtype=source.dtype)
-    data = TensorWriteData(chunk=chunk, properties=properties, size=source.shape)
+    data = TensorWriteData(chunk=chunk, properties=TensorProperties(dtype=dtype), size=shape)
     return WriteItem(index=MetadataIndex(fqn, chunk.offsets), type=kind, tensor_data=data)
 
 
-def _whole_chunk(source: Source | StateSource) -> ChunkStorageMetadata:
-    shape = source.shape
+def whole_chunk(shape: torch.Size) -> ChunkStorageMetadata:
+    """All of a tensor as one part of it."""
     return ChunkStorageMetadata(offsets=torch.Size([0] * len(shape)), sizes=shape)
 
 
-def _own_chunks(source: Source) -> list[ChunkStorageMetadata]:
-    order, boxes = source.boxes()
+def chunks_of(order: Sequence[int], boxes: Sequence[Box]) -> list[ChunkStorageMetadata]:
+    """Boxes whose dimensions are in storage order, as parts of a tensor."""
     places = [order.index(dim) for dim in range(len(order))]
     return [
         ChunkStorageMetadata(

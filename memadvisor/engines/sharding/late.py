@@ -12,15 +12,12 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from memadvisor.engines.sharding.released import is_writing, name_of, needs_no_values
-
-if TYPE_CHECKING:
-    from memadvisor.engines.sharding.sources import Part, Source
+from memadvisor.engines.sharding.tensor_functions import is_writing, name_of, needs_no_values
 
 _aten = torch.ops.aten
 # What tells where the values are, or makes a parameter of the tensor: from here on they have to stay.
@@ -30,20 +27,53 @@ _REVEALS = {
 }
 
 
+class Source(Protocol):
+    """What a late tensor stands for, and asks for values: of shards (sources.py), or on another tier (parcels.py).
+
+    is_part: whether it is made for a checkpoint that writes it now, and for nobody else.
+    """
+
+    @property
+    def shape(self) -> torch.Size: ...
+    @property
+    def stride(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def is_part(self) -> bool: ...
+    @property
+    def kept(self) -> torch.Tensor | None:
+        """Whole values that stay, once somebody needs them to."""
+
+    def values(self) -> torch.Tensor:
+        """Whole values, in the tensor's shape; the memory may be lent."""
+
+    def keep(self) -> torch.Tensor:
+        """Whole values, which stay from here on."""
+
+    def copy(self) -> torch.Tensor:
+        """Whole values in memory of their own, 1-D in storage order."""
+
+    def is_live(self, slot: Any, key: str) -> bool:
+        """Whether this is what a parameter has now, or under `key` its optimizer keeps for it now."""
+
+
 class LateTensor(torch.Tensor):
     """See the top of this file."""
 
-    source: Any  # a Source, or a Part of one
+    source: Any  # a Source; what a checkpoint is given has `part`, `write_items` and `chunks_to_read` too
 
     @staticmethod
-    def __new__(cls, source: Source | Part) -> LateTensor:
+    def __new__(cls, source: Source) -> LateTensor:
         late = torch.Tensor._make_wrapper_subclass(
             cls, source.shape, strides=source.stride, dtype=source.dtype, device=source.device
         )
         late.source = source
         return late
 
-    def __init__(self, source: Source | Part) -> None:
+    def __init__(self, source: Source) -> None:
         super().__init__()
 
     @classmethod
@@ -99,17 +129,12 @@ class LateTensor(torch.Tensor):
         return torch._utils._rebuild_tensor_v2, parts
 
     # ---- torch.distributed.checkpoint --------------------------------------------------------
-    # Whoever calls these has imported it; importing it takes a second, which other scripts are spared.
 
     def __create_write_items__(self, fqn: str, tensor: Any) -> Any:
-        from memadvisor.engines.sharding import checkpoints
-
-        return checkpoints.write_items(fqn, self.source)
+        return self.source.write_items(fqn)
 
     def __create_chunk_list__(self) -> Any:
-        from memadvisor.engines.sharding import checkpoints
-
-        chunks = checkpoints.chunks_to_read(self.source)
+        chunks = self.source.chunks_to_read()
         if not self.source.is_shared_out:
             self._become_plain()  # what is read is written into it
         return chunks
@@ -152,7 +177,7 @@ class _LateBytes:
 
     device = SimpleNamespace(type="memadvisor", index=None)
 
-    def __init__(self, source: Source | Part) -> None:
+    def __init__(self, source: Source) -> None:
         self.source = source
         self._cdata = id(source)  # torch tells storages apart by it
 
@@ -176,10 +201,10 @@ class _LateBytes:
 class _LateStorage(torch.storage.TypedStorage):
     """A storage that torch.save recognises; any other pickler is given the bytes."""
 
-    def __new__(cls, source: Source | Part) -> _LateStorage:
+    def __new__(cls, source: Source) -> _LateStorage:
         return object.__new__(cls)
 
-    def __init__(self, source: Source | Part) -> None:
+    def __init__(self, source: Source) -> None:
         self._untyped_storage: Any = _LateBytes(source)
         self.dtype = source.dtype
 

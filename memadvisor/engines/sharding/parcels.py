@@ -147,6 +147,21 @@ class StateSource:
         parcel.tier.read(parcel.part(self.entry), copied).wait()
         return copied
 
+    # ---- torch.distributed.checkpoint --------------------------------------------------------
+    # Whoever calls these has imported it; importing it takes a second, which other scripts are spared.
+
+    def write_items(self, fqn: str) -> Any:
+        from memadvisor.engines.sharding import checkpoints
+
+        self.is_written = True
+        return checkpoints.items_of_whole(fqn, self.dtype, self.shape)
+
+    def chunks_to_read(self) -> Any:
+        from memadvisor.engines.sharding import checkpoints
+
+        self.is_written = False
+        return [checkpoints.whole_chunk(self.shape)]
+
     def part(self, offset: Sequence[int] | None) -> torch.Tensor:
         """What a checkpoint writes of it: all, made when it is written."""
         if self.is_written and self.device.type == "cpu":

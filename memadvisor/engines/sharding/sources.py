@@ -17,7 +17,7 @@ from memadvisor.engines.sharding.boxes import Box, boxes_of_run, storage_order
 from memadvisor.engines.sharding.flat import Slot
 from memadvisor.engines.sharding.late import LateTensor
 from memadvisor.engines.sharding.loans import is_held
-from memadvisor.engines.sharding.masters import seen_from_here, take_written
+from memadvisor.engines.sharding.masters import seen_from_here, show_masters, take_written
 from memadvisor.engines.sharding.own_storages import OwnStorages
 from memadvisor.engines.sharding.released import making_state_dict
 from memadvisor.engines.sharding.sharded_step import MASTER
@@ -55,7 +55,7 @@ def meet_checkpoints(undo: Undo) -> None:
         checkpoints.patch(undo)
 
 
-class Source:
+class ShardSource:
     """What late tensors stand for: a parameter, or with `key` what optimizers keep for it under that name.
 
     There is one for each thing, so that tied tensors have one. kept: whole values that stay, once somebody needs them
@@ -160,6 +160,53 @@ class Source:
         own = self.piece()[box.first : box.first + box.num_elements].to(self.dtype).view(box.sizes)
         return own.permute([order.index(dim) for dim in range(len(order))])
 
+    # ---- torch.distributed.checkpoint --------------------------------------------------------
+    # Whoever calls these has imported it; importing it takes a second, which other scripts are spared.
+
+    def write_items(self, fqn: str) -> Any:
+        """What this rank writes of it."""
+        from memadvisor.engines.sharding import checkpoints
+
+        self.is_written = True
+        if not self._share_out():
+            return checkpoints.items_of_whole(fqn, self.dtype, self.shape)
+        chunks = checkpoints.chunks_of(*self.boxes())
+        return checkpoints.items_of_shard(fqn, self.dtype, self.shape, chunks)
+
+    def chunks_to_read(self) -> Any:
+        """What this rank reads of it: its own part, which goes into the model itself, or all."""
+        from memadvisor.engines.sharding import checkpoints
+
+        self.is_written = False
+        flat = self.slot.flat
+        if not self._share_out() or (flat.has_masters and not self.key):
+            self.is_shared_out = False  # shards hold more digits, which the optimizer's state brings
+            return [checkpoints.whole_chunk(self.shape)]
+        if not self.key:
+            self.executor.loans.end_one(flat)  # it has the other ranks' old values
+        elif self.key == MASTER:
+            take_written([flat])  # not later, as what has been read by then would be taken for old
+            checkpoints.begin_loading(self)
+        return checkpoints.chunks_of(*self.boxes())
+
+    def _share_out(self) -> bool:
+        """Whether each rank writes, or reads, its own part in the checkpoint under way."""
+        from memadvisor.engines.sharding import checkpoints
+
+        executor = self.executor
+        group = None if executor.is_alone else executor.wire.everyone
+        self.is_shared_out = group is not None and self.kept is None and checkpoints.is_of_all(group)
+        return self.is_shared_out
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Of the shards that a checkpoint reads masters into, among all models'."""
+        return self.executor.number, self.slot.flat.index
+
+    def show_loaded(self) -> None:
+        """All ranks have read masters into their shards: parameters beside them follow."""
+        show_masters(self.executor, self.slot.flat)
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -194,8 +241,10 @@ class Lates:
     def __init__(self, executor: Executor) -> None:
         self._executor: Executor = weakref.proxy(executor)
         self._strong = weakref.ref(executor)
-        self._sources: weakref.WeakValueDictionary[tuple[int, str], Source] = weakref.WeakValueDictionary()
-        self._last: weakref.ref[Source] | None = None
+        self._sources: weakref.WeakValueDictionary[tuple[int, str], ShardSource] = (
+            weakref.WeakValueDictionary()
+        )
+        self._last: weakref.ref[ShardSource] | None = None
         self._thread = threading.get_ident()
 
     def tensor(self, slot: Slot, key: str, dtype: torch.dtype) -> torch.Tensor:
@@ -204,14 +253,14 @@ class Lates:
         if executor is None:
             raise AssertionError("an executor that is gone makes no tensors")
         if source is None or source.kept is not None:
-            source = self._sources[slot.index, key] = Source(executor, slot, key, dtype)
+            source = self._sources[slot.index, key] = ShardSource(executor, slot, key, dtype)
         return LateTensor(source)
 
     def is_of(self, value: Any, slot: Slot) -> bool:
         """Whether a value is what stands for this parameter."""
         return type(value) is LateTensor and value.source.is_live(slot, "")
 
-    def read(self, source: Source) -> torch.Tensor:
+    def read(self, source: ShardSource) -> torch.Tensor:
         """Whole values of a source. One state is in memory at a time, and one unit's parameters (loans.py)."""
         slot, executor = source.slot, self._executor
         if threading.get_ident() != self._thread:
@@ -226,7 +275,7 @@ class Lates:
         source.read, self._last = (executor.num_steps, values), weakref.ref(source)
         return values
 
-    def announce(self, whole: torch.Tensor, source: Source) -> None:
+    def announce(self, whole: torch.Tensor, source: ShardSource) -> None:
         if threading.get_ident() == self._thread:
             category = "optimizer_state" if source.key else "parameter"
             self._executor.label(whole, category, source.slot.flat.unit)

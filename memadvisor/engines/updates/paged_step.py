@@ -241,7 +241,7 @@ class PagedStep:
         for entry, source in zip(parcel.entries, parcel.sources, strict=True):
             parameter = entry.parameter()
             if parameter is not None:
-                self._optimizer.state[parameter][entry.key] = LateTensor(source)  # type: ignore[arg-type]  # as a Source
+                self._optimizer.state[parameter][entry.key] = LateTensor(source)
         self.moved_bytes += parcel.size_bytes
         self._unsettled.append(parcel)
         self._settle(but=0 if self._is_coded else 1)
