@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,10 @@ import torch.distributed as dist
 
 from memadvisor.engines.script.hooks import Hooks
 from memadvisor.engines.script.live import LiveModel, check_shardable
-from memadvisor.engines.sharding.executor import Executor, Label
+from memadvisor.engines.sharding.executor import Executor
+from memadvisor.engines.sharding.flat import Label, Note
 from memadvisor.engines.sharding.one_process import NoService, StateOf, make_pages
+from memadvisor.engines.sharding.sharded_model import ShardedModel
 from memadvisor.engines.sharding.sharded_step import is_elementwise
 from memadvisor.errors import PlanError
 from memadvisor.schedule import Schedule
@@ -23,7 +24,7 @@ def executor_of_one(
     schedule: Schedule,
     hooks: Hooks,
     label: Label,
-    note: Callable[[str, str], None],
+    note: Note,
     state_of: StateOf,
     directory: Path,
 ) -> Executor:
@@ -31,8 +32,8 @@ def executor_of_one(
     check_shardable(model.root, 3)
     paged = schedule.paged
 
-    def pages(executor: Executor) -> None:
-        make_pages([executor.units[name] for name in paged], paged, directory, label, note)
+    def pages(sharded: ShardedModel) -> None:
+        make_pages([sharded.units[name] for name in paged], paged, directory, label, note)
 
     return Executor(model, schedule, None, hooks, label, False, lambda _: NoService(state_of), 0, note, pages)
 

@@ -40,11 +40,12 @@ from memadvisor.engines.script.planned import NotPlannedError, PlannedModels, un
 from memadvisor.engines.script.undo import Undo
 from memadvisor.engines.sharding import local_sgd, sources
 from memadvisor.engines.sharding.casts import Casts, check_castable
-from memadvisor.engines.sharding.executor import Executor, Label, Labelled
-from memadvisor.engines.sharding.flat import Flat, Slot, flats_with
+from memadvisor.engines.sharding.executor import Executor
+from memadvisor.engines.sharding.flat import Flat, Label, Labelled, Slot, flats_with
+from memadvisor.engines.sharding.goodbye import patch_goodbye
 from memadvisor.engines.sharding.gradient_hooks import check_outside
 from memadvisor.engines.sharding.owners import Owners
-from memadvisor.engines.sharding.service import Service, patch_goodbye
+from memadvisor.engines.sharding.service import Service
 from memadvisor.engines.sharding.sharded_step import Swap, is_elementwise
 from memadvisor.engines.sharding.transfers import check_compressible
 from memadvisor.engines.updates import norms

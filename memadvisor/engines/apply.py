@@ -9,7 +9,7 @@ from memadvisor.engines.activations.recompute import Note
 from memadvisor.engines.alone import require_one_rank
 from memadvisor.engines.applied import Applied
 from memadvisor.engines.fsdp2 import uses_fsdp2
-from memadvisor.engines.sharding.executor import Label
+from memadvisor.engines.sharding.flat import Label
 from memadvisor.engines.single_process import SingleProcess
 from memadvisor.errors import PlanError
 from memadvisor.plan import Plan

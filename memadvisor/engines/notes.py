@@ -59,25 +59,25 @@ def notes_on(executor: Executor) -> Iterator[tuple[str, str]]:
     padding_bytes = sum(flat.padding_bytes for flat in sharded)
     yield (
         "info",
-        f"{type(executor.model.root).__name__}: {len(executor.units)} units, {len(sharded)} sharded flats, "
+        f"{type(executor.sharded.live.root).__name__}: {len(executor.units)} units, {len(sharded)} sharded flats, "
         f"padding {format_bytes(padding_bytes)} of parameters in all",
     )
-    if executor.schedule.precision.has_masters and not any(flat.has_masters for flat in sharded):
+    if executor.sharded.schedule.precision.has_masters and not any(flat.has_masters for flat in sharded):
         yield (
             "warning",
             "the plan's optimizer_dtype has no effect: no trainable parameter is bfloat16 or float16",
         )
     of_float32 = any(flat.script_dtype == torch.float32 for flat in sharded)
-    if executor.schedule.precision.is_lossy and not of_float32:
+    if executor.sharded.schedule.precision.is_lossy and not of_float32:
         yield ("warning", "the plan's precision has no effect: no sharded parameter of the model is float32")
-    if executor.schedule.compression.is_lossy and not of_float32:
+    if executor.sharded.schedule.compression.is_lossy and not of_float32:
         yield (
             "warning",
             "the plan's compression has no effect: no sharded parameter of the model is float32",
         )
     can_send = executor.service.can_send(executor.flats[0].device) if executor.flats else True
-    if executor.any_order and executor.num_shared_stages == 3 and not can_send:
-        exactly = ", in float32," if executor.schedule.compression.gather_bits else ""
+    if executor.sharded.any_order and executor.num_shared_stages == 3 and not can_send:
+        exactly = ", in float32," if executor.sharded.schedule.compression.gather_bits else ""
         yield (
             "warning",
             "DDP allows unused parameters (find_unused_parameters or static_graph): ZeRO stage 3 fetches "

@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from memadvisor.engines.activations.recompute import Note
 from memadvisor.engines.applied import Applied
-from memadvisor.engines.sharding.executor import Label
+from memadvisor.engines.sharding.flat import Label
 from memadvisor.errors import PlanError
 from memadvisor.plan import Plan
 from memadvisor.plan_checks import check_plan

@@ -5,20 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from memadvisor.engines.sharding.flat import Flat, Slot
+from memadvisor.engines.sharding.executor import Executor
+from memadvisor.engines.sharding.flat import Flat, Note, Slot
 from memadvisor.engines.sharding.owners import Owners
 from memadvisor.engines.sharding.released import show
 from memadvisor.engines.sharding.replaced import is_elsewhere
 from memadvisor.engines.sharding.sharded_step import whole_state
 from memadvisor.engines.updates.whole_step import Ask, slots_of
-
-if TYPE_CHECKING:
-    from memadvisor.engines.sharding.executor import Executor
 
 
 def remove_executor(
@@ -36,7 +34,7 @@ def remove_executor(
     executor.reductions.local_steps.end()
     with torch.no_grad():
         if executor.num_shared_stages:
-            executor.meet()
+            executor.sharded.meet()
         executor.loans.end()
         executor.lates.keep_masters()
         _restore_optimizers(executor, optimizers, slot_of, owners, ask)
@@ -48,12 +46,12 @@ def remove_executor(
 
 
 @contextlib.contextmanager
-def lost_is_told(executor: Executor, note: Callable[[str, str], None]) -> Iterator[None]:
+def lost_is_told(executor: Executor, note: Note) -> Iterator[None]:
     """On one rank, what another tier does not give back when the engine is taken off is lost, and said."""
     try:
         yield
     except (OSError, RuntimeError) as error:
-        if not executor.is_alone:
+        if not executor.sharded.is_alone:
             raise
         note("warning", f"not all parameters and states are there again: {error}")
         executor.detach()
@@ -79,17 +77,15 @@ def optimizers_of(
 
 
 def let_go_of_orphans(executors: Iterable[Executor], group: dist.ProcessGroup, *, is_first: bool) -> None:
-    """Other models, which the script has dropped, go when no rank needs anything of them any more.
+    """Another model is wrapped: bring what the script has of models whose wrapper it has dropped, while all ranks answer.
 
-    is_first: there has been none yet, on any rank.
+    The models themselves stay, since the script may use them without a wrapper. is_first: there has been none yet, on any
+    rank.
     """
-    orphans = [executor for executor in executors if executor.is_orphan]
-    for orphan in orphans:
-        orphan.lates.keep()
+    for executor in [executor for executor in executors if executor.is_orphan]:
+        executor.lates.keep()
     if not is_first:
         dist.barrier(group=group)
-    for orphan in orphans:
-        orphan.service.let_go()
 
 
 def _as_without_us(executor: Executor, slot: Slot, key: str, own: torch.Tensor) -> torch.Tensor:
@@ -109,9 +105,9 @@ def _restore_parameters(executor: Executor, flat: Flat) -> None:
         return
     full = flat.full
     if flat.is_rounded and flat.stage == 3:  # what modules compute with is not all that the shards hold
-        executor.fill(flat, full := flat.new(flat.padded_numel, flat.script_dtype), collective=True)
+        executor.loans.fill(flat, full := flat.new(flat.padded_numel, flat.script_dtype), collective=True)
     else:
-        executor.gather(flat, collective=True)
+        executor.gathers.gather(flat, collective=True)
     for slot in flat.slots:
         if is_elsewhere(slot):
             continue  # the script has put it there
@@ -125,7 +121,7 @@ def _restore_gradients(executor: Executor, flat: Flat) -> None:
     source = flat.grad
     if (own := flat.grad_shard) is not None:
         source = flat.new(flat.padded_numel)
-        executor.wire.gather(source, own, flat.unit, flat.index)
+        executor.sharded.wire.gather(source, own, flat.unit, flat.index)
     for slot in flat.slots:
         if source is not None and slot.parameter.grad is not None:
             slot.parameter.grad = slot.view(source).to(slot.parameter.dtype, copy=True)
@@ -171,5 +167,5 @@ def _restore_optimizers(
 
 
 def _wait_for_others(executor: Executor) -> None:
-    if not executor.is_alone:
-        dist.barrier(group=executor.wire.group)
+    if not executor.sharded.is_alone:
+        dist.barrier(group=executor.sharded.wire.group)

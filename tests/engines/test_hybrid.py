@@ -56,7 +56,7 @@ def held(rank: int) -> dict[str, object]:
             optimizer.step()
             optimizer.zero_grad()
         (executor,) = engine._executors
-        wire = executor.wire
+        wire = executor.sharded.wire
         options = wire.across._get_backend(torch.device("cpu")).options
         found = {
             "inside": dist.get_process_group_ranks(wire.group),

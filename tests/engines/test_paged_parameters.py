@@ -19,7 +19,7 @@ from memadvisor.engines.lanes.disk import DiskFile
 from memadvisor.engines.lanes.tiers import DiskTier, HostTier, PinnedMemory, StagedDiskTier
 from memadvisor.engines.script.live import read_model
 from memadvisor.engines.sharding import one_process
-from memadvisor.engines.sharding.executor import Executor
+from memadvisor.engines.sharding.gathers import Gathers
 from memadvisor.engines.sharding.paged_flats import PagedTensor
 from memadvisor.engines.sharding.released import ReleasedParameter
 from memadvisor.engines.updates import state_offload
@@ -112,9 +112,9 @@ class _Handing(nn.Module):
 def test_what_a_unit_hands_on_brings_its_parameters_back_no_second_time(monkeypatch):
     """The bias's gradient is there when all blocks but the first are done with their backward."""
     gathered: list[str] = []
-    make_room = Executor._make_room
+    make_room = Gathers._make_room
     monkeypatch.setattr(
-        Executor,
+        Gathers,
         "_make_room",
         lambda self, flat, full: (gathered.append(flat.unit), make_room(self, flat, full)),
     )
@@ -135,9 +135,9 @@ def test_what_a_unit_hands_on_brings_its_parameters_back_no_second_time(monkeypa
 def test_no_buffer_outlives_the_update(monkeypatch):
     """Also where three units take turns in one buffer, and none between them has parameters in the other."""
     flats = {}
-    make_room = Executor._make_room
+    make_room = Gathers._make_room
     monkeypatch.setattr(
-        Executor,
+        Gathers,
         "_make_room",
         lambda self, flat, full: (flats.setdefault(flat.index, flat), make_room(self, flat, full)),
     )

@@ -162,9 +162,9 @@ def what_is_seen(rank: int) -> dict[str, object]:
         ddp = build(Training(), rank)
         (executor,) = engine._executors
         for name in ("_gather", "_reduce"):
-            work = getattr(executor.wire, name)
+            work = getattr(executor.sharded.wire, name)
             setattr(
-                executor.wire,
+                executor.sharded.wire,
                 name,
                 lambda way, full, *rest, work=work: (wire.append(full.dtype), work(way, full, *rest))[1],
             )

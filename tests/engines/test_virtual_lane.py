@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from memadvisor.engines.sharding import arrivals
-from memadvisor.engines.sharding import executor as executor_module
+from memadvisor.engines.sharding import gathers as gathers_module
 from memadvisor.engines.sharding.early_updates import EarlyUpdates
-from memadvisor.engines.sharding.executor import Executor
+from memadvisor.engines.sharding.gathers import Gathers
 from memadvisor.engines.sharding.reductions import Reductions
 from tests.engines.virtual_lane import OrderError, World
 from tests.engines.virtual_ranks import AloneWire, Case, draw_case, train_alone
@@ -107,24 +107,24 @@ EARLY = next(
 
 
 def _show_before_it_is_there(monkeypatch):
-    original = Executor.gather
+    original = Gathers.gather
 
     def gather(self, flat, collective=None):
         flat.arriving = None if flat.arriving is None else _Done(None)
         original(self, flat, collective)
 
-    monkeypatch.setattr(Executor, "gather", gather)
+    monkeypatch.setattr(Gathers, "gather", gather)
 
 
 def _release_what_is_arriving(monkeypatch):
     def drop(self):
-        for flat in self.flats:
-            self._begin_gather(flat)  # ahead, of a unit that the model then does not come to
+        for flat in self.sharded.flats:
+            self.begin(flat)  # ahead, of a unit that the model then does not come to
             if flat.arriving is not None:
                 flat.arriving = None
                 flat.full.untyped_storage().resize_(0)
 
-    monkeypatch.setattr(Executor, "_drop_arriving", drop)
+    monkeypatch.setattr(Gathers, "drop_begun", drop)
 
 
 def _use_what_is_arriving(monkeypatch):
@@ -135,7 +135,7 @@ def _use_what_is_arriving(monkeypatch):
         original(flat)
 
     monkeypatch.setattr(arrivals, "settle", settle)
-    monkeypatch.setattr(executor_module, "settle", settle)
+    monkeypatch.setattr(gathers_module, "settle", settle)
 
 
 def _keep_a_sum_that_is_not_over(monkeypatch):

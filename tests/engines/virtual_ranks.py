@@ -191,6 +191,9 @@ class _Alone:
     def after_step(self, optimizer):
         pass
 
+    def open(self, kept):
+        pass
+
     def stop(self):
         pass
 

@@ -10,20 +10,18 @@ wait, so scripted modules and models that torch.compile has seen are not left be
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from memadvisor.engines.sharding.flat import Flat
 from memadvisor.engines.sharding.replaced import Replaced
+from memadvisor.engines.sharding.sharded_model import ShardedModel
 from memadvisor.engines.sharding.tensor_functions import needs_no_values
 from memadvisor.run.compiled import has_compiled
 from memadvisor.schedule import Point
-
-if TYPE_CHECKING:
-    from memadvisor.engines.sharding.executor import Executor
 
 _flats: weakref.WeakValueDictionary[int, Flat] = weakref.WeakValueDictionary()
 
@@ -50,49 +48,51 @@ class ArrivingParameter(torch.nn.Parameter):
 
 
 class Arrivals:
-    """Part of an executor. Nothing is late before its first step, by which torch.compile would have been at work."""
+    """Part of an executor. Nothing is late before its first step, by which torch.compile would have been at work.
 
-    def __init__(self, executor: Executor) -> None:
-        self._executor: Executor = weakref.proxy(executor)
+    observe_modules: has calls of all modules told of, before which their parameters must be there.
+    """
+
+    def __init__(self, sharded: ShardedModel, observe_modules: Callable[[], None]) -> None:
+        self._sharded = sharded
+        self._observe_modules = observe_modules
         self._may_be_late: bool | None = None
         self.replaced = Replaced()
 
     def step_begins(self) -> None:
         """All parameters are there, and where an optimizer step finds them."""
         self.settle()
-        self.replaced.take_values(self._executor.flats)
+        self.replaced.take_values(self._sharded.flats)
 
     def bring(self, stepped: set[int]) -> None:
         """Bring what an optimizer has updated, by indices of flats, to all ranks."""
-        executor = self._executor
-        for action in executor.schedule.at(Point.AFTER_OPTIMIZER):
-            unit = executor.units.get(action.unit)
+        sharded = self._sharded
+        for action in sharded.schedule.at(Point.AFTER_OPTIMIZER):
+            unit = sharded.units.get(action.unit)
             for flat in unit.trainable if unit is not None else ():
                 if flat.index not in stepped or flat.full is None or flat.shard is None:
                     continue
                 own = flat.own_part(flat.full)
                 is_late = action.overlaps and not self.replaced.has_taken(flat)
                 if is_late and self.can_wait(flat):
-                    _leave_behind(flat, executor.wire.begin_gather(flat.full, own, flat.unit, flat.index))
+                    _leave_behind(flat, sharded.wire.begin_gather(flat.full, own, flat.unit, flat.index))
                 else:
-                    executor.wire.gather(flat.full, own, flat.unit, flat.index)
+                    sharded.wire.gather(flat.full, own, flat.unit, flat.index)
         self.replaced.give_back()
 
     def settle(self) -> None:
         """Wait for all that is on its way."""
-        for flat in self._executor.flats:
-            if flat.stage < 3 and not isinstance(flat.arriving, Guard):
-                settle(flat)
+        settle_all(self._sharded.flats)
 
     def can_wait(self, flat: Flat) -> bool:
         """Whether whoever reads the flat's parameters would come by here."""
         if has_compiled():
             return False
         if self._may_be_late is None:
-            modules = self._executor.model.root.modules()
+            modules = self._sharded.live.root.modules()
             self._may_be_late = not any(isinstance(module, torch.jit.ScriptModule) for module in modules)
             if self._may_be_late:
-                self._executor.observe_modules()
+                self._observe_modules()
         return self._may_be_late and all(type(slot.parameter) is torch.nn.Parameter for slot in flat.slots)
 
 
@@ -140,6 +140,13 @@ def settle(flat: Flat) -> None:
     flat.arriving.wait()
     flat.arriving = None
     _show_class(flat)
+
+
+def settle_all(flats: Iterable[Flat]) -> None:
+    """Wait until all that have left an optimizer step behind have theirs."""
+    for flat in flats:
+        if flat.stage < 3 and not isinstance(flat.arriving, Guard):
+            settle(flat)
 
 
 def _show_class(flat: Flat) -> None:

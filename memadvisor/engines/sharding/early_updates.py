@@ -23,35 +23,32 @@ more, and raises.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable
 
 import torch
 
-from memadvisor.engines.sharding.arrivals import drop, put_guard, settle, take_guard
+from memadvisor.engines.sharding.arrivals import Arrivals, drop, put_guard, settle, take_guard
 from memadvisor.engines.sharding.flat import Flat, Slot, UnitState
+from memadvisor.engines.sharding.sharded_model import ShardedModel
 from memadvisor.engines.sharding.sharded_step import is_elementwise
 from memadvisor.engines.sharding.unit_step import Optimizer, Options, changed_option, options_of, step_unit
 from memadvisor.run.living import living
 
-if TYPE_CHECKING:
-    from memadvisor.engines.sharding.executor import Executor
-
-Note = Callable[[str, str], None]
 _WHAT_TO_DO = "run it without the update in the backward (--update-in-backward, update_in_backward of a plan)"
 
 
 class EarlyUpdates:
-    """Part of an executor; it belongs to it and shares its units.
+    """Part of an executor.
 
     Nothing here is played for a schedule without updates in the backward: `is_off` from the start.
     """
 
-    def __init__(self, executor: Executor, note: Note) -> None:
-        self._executor: Executor = weakref.proxy(executor)
-        self._note = note
-        early = executor.schedule.updated_in_backward
-        self._units = {name: unit for name, unit in executor.units.items() if name in early}
+    def __init__(self, sharded: ShardedModel, arrivals: Arrivals) -> None:
+        self._sharded = sharded
+        self._arrivals = arrivals
+        self._note = sharded.note
+        early = sharded.schedule.updated_in_backward
+        self._units = {name: unit for name, unit in sharded.units.items() if name in early}
         self._slots = [
             slot for unit in self._units.values() for flat in unit.trainable for slot in flat.slots
         ]
@@ -72,7 +69,7 @@ class EarlyUpdates:
         self._zeroed: set[int] = set()
         self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._has_failed = False
-        if not self.is_off and executor.any_order:
+        if not self.is_off and sharded.any_order:
             self._switch_off("DDP allows unused parameters (find_unused_parameters or static_graph)")
 
     # ---- what the executor tells ---------------------------------------------------------------
@@ -134,7 +131,7 @@ class EarlyUpdates:
         """Update the units that are due and whose reduction is over."""
         for unit in [u for u in self._due if all(flat.scattering is None for flat in u.trainable)]:
             self._due.remove(unit)
-            if not self.is_off and self._executor.reductions.has_come(unit):
+            if not self.is_off and unit.has_come:
                 self._update(unit)
 
     def late_gradient(self, unit: UnitState) -> None:
@@ -231,7 +228,7 @@ class EarlyUpdates:
     def read(self, flat: Flat) -> None:
         """A parameter's values are needed, or its optimizer state."""
         if flat.index in self._held:
-            where = "in the backward" if self._executor.hooks.in_backward else "before optimizer.step()"
+            where = "in the backward" if self._sharded.hooks.in_backward else "before optimizer.step()"
             self._look(f"needs unit {flat.unit!r} after its backward, {where}")
 
     def _look(self, what: str) -> None:
@@ -264,7 +261,7 @@ class EarlyUpdates:
             for flat in unit.trainable:
                 if flat.stage < 3:
                     settle(flat)
-                    self._executor.arrivals.replaced.take_values([flat])
+                    self._arrivals.replaced.take_values([flat])
                     if flat.has_masters:
                         flat.keep_written()
                 else:
@@ -280,7 +277,7 @@ class EarlyUpdates:
         self._held.add(flat.index)
         if flat.stage == 3:
             return
-        if not self._executor.arrivals.can_wait(flat):
+        if not self._arrivals.can_wait(flat):
             self._against("modules are compiled or scripted, or parameters have classes of their own")
             return
         this = weakref.ref(self)
@@ -293,7 +290,7 @@ class EarlyUpdates:
         put_guard(flat, looked_at)
 
     def _let_go(self, flats: Collection[int]) -> None:
-        for flat in self._executor.flats if self._held and flats else ():
+        for flat in self._sharded.flats if self._held and flats else ():
             if flat.index in flats:
                 take_guard(flat)
         self._held = self._held.difference(flats)
@@ -311,7 +308,7 @@ class EarlyUpdates:
     def _agree(self, rhythm: tuple[int, bool]) -> None:
         """All ranks together: early updates begin, or never do."""
         mine = [int(self._reason is not None), rhythm[0], -rhythm[0], int(rhythm[1]), -int(rhythm[1])]
-        found = self._executor.wire.largest(mine)
+        found = self._sharded.wire.largest(mine)
         if self._reason is None and not any(self._optimizer_of_unit(unit) for unit in self._units.values()):
             self._reason = "no unit has all its parameters in one optimizer that updates elements one by one"
         if found[1] != -found[2] or found[3] != -found[4]:

@@ -7,7 +7,7 @@ Parameters are views into it, so names, shapes, identity and hooks survive. Rank
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,10 @@ from memadvisor.engines.collectives.quantise import rounded
 from memadvisor.engines.lanes.lanes import Chain, Ticket
 from memadvisor.engines.script.live import LiveUnit
 from memadvisor.engines.sharding.paged_flats import Leaving, Page, PagedTensor
+
+Label = Callable[[torch.Tensor, str, str], None]  # is told of a tensor that is made, its category and unit
+Labelled = tuple[torch.Tensor, str, str]
+Note = Callable[[str, str], None]  # is told level and text
 
 _STRETCH = 2**14  # elements that are compared at a time, which takes 80 KiB
 
@@ -293,7 +297,7 @@ class UnitState:
     """A unit as the executor sees it; `depth` counts the calls into it that are under way.
 
     is_kept: all ranks hold its parameters from a training forward on, and release them together.
-    in_backward: its backward has begun.
+    in_backward: its backward has begun. has_come: all of its gradients have come in the backward under way.
     """
 
     live: LiveUnit
@@ -302,6 +306,7 @@ class UnitState:
     depth: int = 0
     is_kept: bool = False
     in_backward: bool = False
+    has_come: bool = False
     pushes: list[int] = field(default_factory=list)  # saved-tensor hooks put in place at each depth
 
     @property

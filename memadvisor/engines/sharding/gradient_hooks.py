@@ -19,28 +19,31 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
-from memadvisor.engines.sharding.flat import Slot
-from memadvisor.engines.sharding.loans import num_holders
+from memadvisor.engines.sharding.flat import Slot, UnitState
+from memadvisor.engines.sharding.holders import num_holders
 from memadvisor.errors import PlanError
-
-if TYPE_CHECKING:
-    from memadvisor.engines.sharding.executor import Executor
 
 UPDATE_AFTERWARDS = "update after the backward (with several ranks --update-in-backward saves as much), or run without a plan."
 
 
-class GradientHooks:
-    """Those of one executor, on all of its trainable parameters, from construction to `remove`."""
+class Accumulated(Protocol):
+    """Who is told of each gradient that autograd has added, after the script's own hooks on it."""
 
-    def __init__(self, executor: Executor) -> None:
+    def accumulated(self, unit: str, slot: Slot) -> None: ...
+
+
+class GradientHooks:
+    """Those of one model, on all of its trainable parameters, from construction to `remove`."""
+
+    def __init__(self, units: Iterable[UnitState], told: Accumulated) -> None:
         self._handles: list[tuple[Slot, Any]] = []
         self._first: dict[int, Any] = {}  # handles of hooks before the script's, by the slot's index
-        this = weakref.ref(executor)
-        for unit in executor.units.values():
+        this = weakref.ref(told)
+        for unit in units:
             for slot in (slot for flat in unit.trainable for slot in flat.slots):
                 hook = _accumulated(this, unit.name, slot)
                 self._handles.append((slot, _register(slot, hook)))
@@ -84,14 +87,14 @@ def _count_holders(slot: Slot) -> Callable[[torch.Tensor], None]:
     return count_holders
 
 
-def _accumulated(executor: weakref.ref[Executor], unit: str, slot: Slot) -> Callable[[torch.Tensor], None]:
-    """Hook for a parameter's gradient, on behalf of an executor that it does not keep alive."""
+def _accumulated(told: weakref.ref[Accumulated], unit: str, slot: Slot) -> Callable[[torch.Tensor], None]:
+    """Hook for a parameter's gradient, on behalf of one whom it does not keep alive."""
     reference = weakref.ref(slot)
 
     def accumulated(parameter: torch.Tensor) -> None:
-        owner, place = executor(), reference()
+        owner, place = told(), reference()
         if owner is not None and place is not None:
-            owner.reductions.accumulated(owner.units[unit], place)
+            owner.accumulated(unit, place)
 
     return accumulated
 

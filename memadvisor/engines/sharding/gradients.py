@@ -9,16 +9,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map_only
 
+from memadvisor.engines.sharding.early_updates import EarlyUpdates
+from memadvisor.engines.sharding.flat import Flat, Slot
+from memadvisor.engines.sharding.service import AnyService
+from memadvisor.engines.sharding.sharded_model import ShardedModel
 from memadvisor.errors import PlanError
-
-if TYPE_CHECKING:
-    from memadvisor.engines.sharding.executor import Executor
-    from memadvisor.engines.sharding.flat import Flat, Slot
 
 _aten = torch.ops.aten
 _ZEROING = {_aten.zero_, _aten._foreach_zero_}
@@ -39,22 +40,31 @@ _WRITING_COLLECTIVES = {
 }
 
 
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class GradientShards:
+    """Part of an executor: what its sharded gradients ask for values, and tell of looks and writes."""
+
+    sharded: ShardedModel
+    service: AnyService
+    early: EarlyUpdates
+
+
 class ShardedGradient(torch.Tensor):
     """A gradient of which this process holds `piece()` only."""
 
     _slot: weakref.ref[Slot]
-    _executor: weakref.ref[Executor]
+    shards: weakref.ref[GradientShards]
 
     @staticmethod
-    def __new__(cls, slot: Slot, executor: Executor) -> ShardedGradient:
+    def __new__(cls, slot: Slot, shards: GradientShards) -> ShardedGradient:
         gradient = torch.Tensor._make_wrapper_subclass(
             cls, slot.shape, strides=slot.stride, dtype=slot.flat.dtype, device=slot.flat.device
         )
         gradient._slot = weakref.ref(slot)
-        gradient._executor = weakref.ref(executor)
+        gradient.shards = weakref.ref(shards)
         return gradient
 
-    def __init__(self, slot: Slot, executor: Executor) -> None:
+    def __init__(self, slot: Slot, shards: GradientShards) -> None:
         super().__init__()
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -82,15 +92,15 @@ class ShardedGradient(torch.Tensor):
         return None if slot is None or slot.flat.page is None else slot.flat
 
     def _tell_of_look(self) -> None:
-        slot, executor = self._slot(), self._executor()
-        if slot is not None and executor is not None:
-            executor.early.look_at_gradient(slot)
+        slot, shards = self._slot(), self.shards()
+        if slot is not None and shards is not None:
+            shards.early.look_at_gradient(slot)
 
     def zero(self) -> None:
         """Zero this rank's elements; what an update in the backward has used up has none."""
-        slot, executor = self._slot(), self._executor()
-        if slot is not None and executor is not None:
-            executor.early.zero_gradient(slot)
+        slot, shards = self._slot(), self.shards()
+        if slot is not None and shards is not None:
+            shards.early.zero_gradient(slot)
             if slot.flat.has_gradient:
                 with slot.flat.changing_gradient() as gradient:
                     slot.piece(gradient).zero_()
@@ -98,11 +108,11 @@ class ShardedGradient(torch.Tensor):
     def full(self) -> torch.Tensor:
         """The whole mean gradient, in the parameter's shape; the other ranks need not take part."""
         self._tell_of_look()
-        slot, executor = self._slot(), self._executor()
-        if slot is None or executor is None:
+        slot, shards = self._slot(), self.shards()
+        if slot is None or shards is None:
             raise RuntimeError("this gradient has been dropped")
         full = slot.flat.new(slot.flat.padded_numel)
-        executor.service.fetch_gradients(slot.flat, full)
+        shards.service.fetch_gradients(slot.flat, full)
         return slot.view(full).clone()
 
     # What torch does without its dispatcher, on memory that is not here: each on whole values.
@@ -143,13 +153,13 @@ class ShardedGradient(torch.Tensor):
         if func.overloadpacket is _aten.detach:
             return args[0]
         if func.overloadpacket in _ELEMENTWISE and _only_first(args[1:], kwargs):
-            executors = _executors(args)
-            for executor in executors:
-                executor.reductions.meet_before_writes()
+            models = _sharded_models(args)
+            for sharded in models:
+                sharded.meet_before_writes()
             for some in _by_flat(func, args):
                 _write_pieces(func, some, kwargs)
-            for executor in executors:
-                executor.num_writes += 1  # who asks for gradients from here on waits for this write
+            for sharded in models:
+                sharded.num_writes += 1  # who asks for gradients from here on waits for this write
             return args[0]
         name = func.overloadpacket.__name__
         is_collective = func.namespace == "c10d" and name in _WRITING_COLLECTIVES
@@ -195,13 +205,13 @@ def _write_pieces(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
         func(*tree_map_only(ShardedGradient, ShardedGradient.piece, args), **kwargs)
 
 
-def _executors(args: tuple[Any, ...]) -> list[Executor]:
-    found: dict[int, Executor] = {}
+def _sharded_models(args: tuple[Any, ...]) -> list[ShardedModel]:
+    found: dict[int, ShardedModel] = {}
 
     def note(gradient: ShardedGradient) -> None:
-        executor = gradient._executor()
-        if executor is not None:
-            found[id(executor)] = executor
+        shards = gradient.shards()
+        if shards is not None:
+            found[id(shards)] = shards.sharded
 
     tree_map_only(ShardedGradient, note, args)
     return list(found.values())

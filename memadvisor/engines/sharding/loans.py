@@ -7,47 +7,61 @@ script that goes through a model's parameters one by one has one unit of it in m
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import torch
 
+from memadvisor.engines.sharding.early_updates import EarlyUpdates
 from memadvisor.engines.sharding.flat import Flat, Slot
-
-if TYPE_CHECKING:
-    from memadvisor.engines.sharding.executor import Executor
+from memadvisor.engines.sharding.holders import is_held
+from memadvisor.engines.sharding.service import AnyService
+from memadvisor.engines.sharding.sharded_model import ShardedModel
 
 
 class Loans:
-    """Part of an executor; it belongs to it and shares its flats."""
+    """Part of an executor."""
 
-    def __init__(self, executor: Executor) -> None:
-        self._executor: Executor = weakref.proxy(executor)
+    def __init__(self, sharded: ShardedModel, service: AnyService, early: EarlyUpdates) -> None:
+        self._sharded = sharded
+        self._service = service
+        self._early = early
 
     def lend(self, slot: Slot) -> torch.Tensor:
         """Full values of a released parameter, in memory of their own."""
         flat = slot.flat
-        self._executor.early.read(flat)
-        self._take_back(other for other in self._executor.flats if other is not flat)
+        self._early.read(flat)
+        self._take_back(other for other in self._sharded.flats if other is not flat)
         if flat.loan is None:
             with torch.no_grad():
                 loan = flat.new(flat.padded_numel, flat.script_dtype)
-                self._executor.label(loan, "parameter", flat.unit)
-                self._executor.fill(flat, loan, self._executor.collective)
+                self._sharded.label(loan, "parameter", flat.unit)
+                self.fill(flat, loan, self._sharded.collective)
                 flat.loan = loan
             flat.loan_version = loan._version
         return slot.view(flat.loan)
+
+    def fill(self, flat: Flat, full: torch.Tensor, collective: bool) -> None:
+        """Write a flat's parameters, from all ranks, into `full`, in every digit that `full` has."""
+        sharded = self._sharded
+        if collective:
+            sharded.remember("gather", flat)
+            sharded.wire.gather(full, flat.own_part(full), flat.unit, flat.index)
+        elif flat.loan is not None:
+            full.copy_(flat.loan)
+        elif sharded.asks:
+            self._service.begin_fetch(flat, full).wait()
+        else:
+            self._service.fetch_parameters(flat, full)
 
     def keep_writes(self, slot: Slot) -> None:
         """The script has written into a lent parameter, as every rank does at this point."""
         self._keep(slot.flat)
         slot.flat.second = None  # it has the old values
-        self._executor.num_writes += 1
+        self._sharded.num_writes += 1
 
     def end(self) -> None:
         """Take loans back, with what was written past us (`p.data`); only after a meeting of all ranks."""
-        for flat in self._executor.flats:
+        for flat in self._sharded.flats:
             self.end_one(flat)
 
     def end_one(self, flat: Flat) -> None:
@@ -76,16 +90,3 @@ class Loans:
 def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """In every bit: NaN is NaN."""
     return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
-
-
-def num_holders(tensor: torch.Tensor) -> int:
-    """How many tensors, storages and arrays there are of a tensor's memory."""
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
-
-
-_ALONE = num_holders(torch.empty(1))
-
-
-def is_held(tensor: torch.Tensor) -> bool:
-    """Whether the script or a graph of autograd has another tensor, a storage or an array of its memory."""
-    return num_holders(tensor) > _ALONE

@@ -10,15 +10,12 @@ their digits. No copy of what was gathered has to be kept for that.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import torch
 
+from memadvisor.engines.collectives.wire import Wire
 from memadvisor.engines.sharding.arrivals import settle
 from memadvisor.engines.sharding.flat import Flat, Slot, with_written
-
-if TYPE_CHECKING:
-    from memadvisor.engines.sharding.executor import Executor
 
 
 def take_written(flats: Iterable[Flat]) -> None:
@@ -46,9 +43,9 @@ def seen_from_here(slot: Slot, whole: torch.Tensor) -> torch.Tensor:
         return with_written(whole, slot.flattened(slot.parameter.detach()), whole)
 
 
-def show_masters(executor: Executor, flat: Flat) -> None:
+def show_masters(wire: Wire, flat: Flat) -> None:
     """Masters have been loaded, on all ranks: the parameters are these, rounded."""
     if flat.has_masters_beside and flat.full is not None:
         settle(flat)
         with torch.no_grad():
-            executor.wire.gather(flat.full, flat.own_part(flat.full), flat.unit, flat.index)
+            wire.gather(flat.full, flat.own_part(flat.full), flat.unit, flat.index)

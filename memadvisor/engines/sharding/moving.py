@@ -2,42 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from memadvisor.engines.sharding.flat import Flat
-from memadvisor.engines.sharding.gradients import ShardedGradient
+from memadvisor.engines.sharding.gradients import GradientShards, ShardedGradient
 from memadvisor.engines.sharding.paged_flats import Page
 from memadvisor.engines.sharding.parcels import in_storage_order
-from memadvisor.engines.sharding.released import hide
+from memadvisor.engines.sharding.released import hide, release
+from memadvisor.engines.sharding.sharded_model import ShardedModel
+from memadvisor.engines.sharding.sources import Lates
 
-if TYPE_CHECKING:
-    from memadvisor.engines.sharding.executor import Executor
 
-
-def move_parameters(executor: Executor) -> None:
+def move_parameters(sharded: ShardedModel, lates: Lates, shards: GradientShards) -> None:
     """Move parameters into flats, and release those of stage 3: one flat after another, so that no more than one of
     them is in memory twice, and of those that lie elsewhere none."""
     with torch.no_grad():
-        for flat in executor.flats:
+        for flat in sharded.flats:
             if flat.stage > 0:
                 if flat.page is not None:
-                    _put_away(flat, flat.page, executor)
+                    _put_away(flat, flat.page, lates)
                 else:
                     _move(flat)
                     if flat.stage == 3:
-                        executor.release(flat)
+                        release(flat, lates)
                 for slot in flat.slots:
-                    slot.token = (
-                        ShardedGradient(slot, executor) if flat.stage >= 2 and flat.trainable else None
-                    )
+                    slot.token = ShardedGradient(slot, shards) if flat.stage >= 2 and flat.trainable else None
                     if flat.has_cast_gradients:
                         # Gradients come in the dtype that was computed with; what the script finds is float32.
                         slot.parameter.grad_dtype = None
 
 
-def _put_away(flat: Flat, page: Page, executor: Executor) -> None:
+def _put_away(flat: Flat, page: Page, lates: Lates) -> None:
     """From where the script has them, and free them; then the full flat is made, as it is between uses: without memory."""
     own = [slot.parameter.detach() for slot in flat.slots]
     dense = [
@@ -47,7 +42,7 @@ def _put_away(flat: Flat, page: Page, executor: Executor) -> None:
         [(slot.start, in_storage_order(p)) for p, slot in zip(dense, flat.slots, strict=True)]
     )
     for slot in flat.slots:
-        hide(slot, executor)
+        hide(slot, lates)
     own.clear()
     dense.clear()
     flat.full = flat.new(flat.padded_numel)

@@ -7,20 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 
 from memadvisor.engines.collectives.wire import Wire
 from memadvisor.engines.lanes.tiers import Tier, make_tier
-from memadvisor.engines.sharding.flat import Flat, Slot, UnitState
+from memadvisor.engines.sharding.flat import Flat, Label, Note, Slot, UnitState
 from memadvisor.engines.sharding.paged_flats import Page, PagedTensor, Trouble
 from memadvisor.errors import PlanError
 from memadvisor.schedule import Lane, Schedule
-
-if TYPE_CHECKING:
-    from memadvisor.engines.sharding.executor import Label
-    from memadvisor.engines.sharding.service import Arriving
 
 StateOf = Callable[[Slot, str], torch.Tensor | None]
 
@@ -69,7 +65,7 @@ class NoService:
     def can_send(self, device: torch.device) -> bool:
         return False
 
-    def begin_fetch(self, flat: Flat, full: torch.Tensor) -> Arriving:
+    def begin_fetch(self, flat: Flat, full: torch.Tensor) -> NoReturn:
         raise AssertionError("there is nobody to ask")
 
     def fetch_gradients(self, flat: Flat, full: torch.Tensor) -> None:
@@ -90,11 +86,11 @@ class NoService:
     def fetch_owned_state(self, slot: Slot, number: int, owner: int) -> torch.Tensor:
         raise AssertionError("optimizers that need whole parameters are refused")
 
+    def open(self, kept: object) -> None: ...
+
     def stop(self) -> None: ...
 
     def leave(self) -> None: ...
-
-    def let_go(self) -> None: ...
 
 
 def make_pages(
@@ -102,7 +98,7 @@ def make_pages(
     lanes: dict[str, Lane],
     directory: Path,
     label: Label,
-    note: Callable[[str, str], None],
+    note: Note,
 ) -> None:
     """Give the flats of units that lie elsewhere a page each. Raises PlanError where the tier is none, UsageError where
     no file can be made."""

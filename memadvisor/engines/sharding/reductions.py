@@ -6,25 +6,22 @@ units at the same time would add up gradients of different parameters, so the or
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
 from memadvisor.engines.collectives.joint_means import begin_joint_means
 from memadvisor.engines.lanes.lanes import Chain, Ticket
 from memadvisor.engines.sharding.dropped import is_ours, let_go_of_dropped
+from memadvisor.engines.sharding.early_updates import EarlyUpdates
 from memadvisor.engines.sharding.feedback import Feedback
 from memadvisor.engines.sharding.flat import Flat, Slot, UnitState
-from memadvisor.engines.sharding.gradient_hooks import check_hooked
-from memadvisor.engines.sharding.local_sgd import LocalSteps
+from memadvisor.engines.sharding.gradient_hooks import GradientHooks, check_hooked
+from memadvisor.engines.sharding.local_steps import LocalSteps
+from memadvisor.engines.sharding.sharded_model import ShardedModel
 from memadvisor.errors import PlanError
 from memadvisor.schedule import Action, Ranks
-
-if TYPE_CHECKING:
-    from memadvisor.engines.sharding.executor import Executor
-
 
 # Each rank updates a share of the parameters for all: what a rank alone would step on is in no other's.
 _NOT_AVERAGED = (
@@ -48,16 +45,26 @@ class _Backward:
     )  # whose turn has come, by message
 
 
-class Reductions:
-    """Part of an executor; it belongs to it and shares its units."""
+class Player(Protocol):
+    """Who plays the schedule where a unit's gradients are all there, and where its turn to be reduced has come."""
 
-    def __init__(self, executor: Executor) -> None:
-        self._executor: Executor = weakref.proxy(executor)
-        self._units = executor.units
-        self._slots = executor.slots
-        self._wire = executor.wire
-        self.feedback = Feedback(executor.wire, executor.schedule.compression)
-        self.local_steps = LocalSteps(executor)
+    def unit_backward_ends(self, unit: UnitState) -> None: ...
+    def reduce_unit(self, unit: UnitState) -> None: ...
+
+
+class Reductions:
+    """Part of an executor, which is its player."""
+
+    def __init__(self, sharded: ShardedModel, early: EarlyUpdates, player: Player) -> None:
+        self._sharded = sharded
+        self._early = early
+        self._player = player
+        self._units = sharded.units
+        self._slots = sharded.slots
+        self._wire = sharded.wire
+        self.feedback = Feedback(sharded.wire, sharded.schedule.compression)
+        self.local_steps = LocalSteps(sharded)
+        self._gradient_hooks = GradientHooks(sharded.units.values(), self)
         self._order = [unit.name for unit in reversed(self._units.values()) if unit.trainable]
         self._order_known = False
         self._sync = True  # whether the backward to come ends in a reduction (no_sync, local SGD)
@@ -66,8 +73,10 @@ class Reductions:
         self._has_warned = False
         self._missing: list[str] = []
         self._backward = _Backward()
-        self._met_after = -1  # how many backwards there had been when all ranks met last
-        self._stepped_after = -1  # and when the optimizer stepped last
+        self._stepped_after = -1  # how many backwards there had been when the optimizer stepped last
+
+    def detach(self) -> None:
+        self._gradient_hooks.remove()
 
     # ---- around a backward -------------------------------------------------------------------
 
@@ -85,11 +94,13 @@ class Reductions:
 
     def begin(self) -> None:
         self.sweep()
-        self._executor.gradient_hooks.come_last()
+        self._gradient_hooks.come_last()
         for flat in self._backward.scattering:  # of a backward that an exception ended
             flat.scattering = flat.grad = None
         self._backward = _Backward()
-        for flat in self._executor.flats:
+        for unit in self._units.values():
+            unit.has_come = False
+        for flat in self._sharded.flats:
             flat.ready.clear()
         with torch._C.DisableTorchFunctionSubclass():  # gradients are looked at, not values
             for slot in self._slots:
@@ -112,9 +123,9 @@ class Reductions:
         if self._backward.touched and not failed:
             self._finish()
             self.local_steps.backward_ends()
-            self._executor.early.update_reduced()
+            self._early.update_reduced()
         elif failed:
-            self._executor.early.backward_fails()
+            self._early.backward_fails()
         with torch._C.DisableTorchFunctionSubclass():
             for slot in self._slots:
                 if slot.token is not None and slot.had_gradient and slot.parameter.grad is None:
@@ -133,9 +144,9 @@ class Reductions:
             transfer.wait()  # in their order: of those that fail, the first is the cause
         self._backward.in_flight.clear()
         self._end_scattering()
-        if self._executor.is_alone:
+        if self._sharded.is_alone:
             pass  # as without a plan: what got no gradient has none
-        elif self._executor.any_order and (self._sync or self._executor.num_shared_stages >= 2):
+        elif self._sharded.any_order and (self._sync or self._sharded.num_shared_stages >= 2):
             used = self._wire.largest(used)
         elif absent:
             self._missing = [slot.name for slot in absent] if self._sync else []
@@ -152,7 +163,7 @@ class Reductions:
         """A parameter that some other rank may have used takes part with a zero gradient, as under DDP."""
         with torch.no_grad():
             for slot in absent:
-                if self._executor.is_alone:
+                if self._sharded.is_alone:
                     if slot.flat.grad is not None:  # of others; it must not be left as the memory was
                         self._gradient_view(slot).zero_()
                 elif slot.flat.stage >= 2 or (self._sync and slot.parameter.grad is None):
@@ -171,15 +182,15 @@ class Reductions:
 
     # ---- inside a backward -------------------------------------------------------------------
 
-    def accumulated(self, unit: UnitState, slot: Slot) -> None:
-        """Autograd has added to a parameter's gradient: move it into the unit's flat buffer."""
-        flat, parameter = slot.flat, slot.parameter
+    def accumulated(self, name: str, slot: Slot) -> None:
+        """Autograd has added to a parameter's gradient: move it into the flat buffer of its unit, which is called `name`."""
+        unit, flat, parameter = self._units[name], slot.flat, slot.parameter
         if not self._backward.touched:
             self._backward.touched = True
             self._is_averaged = self._sync
-            self._executor.early.backward_begins(self._sync)
-        if self.has_come(unit):
-            self._executor.early.late_gradient(unit)
+            self._early.backward_begins(self._sync)
+        if unit.has_come:
+            self._early.late_gradient(unit)
         if flat.stage >= 2 and not self._through_ddp:
             raise PlanError(
                 "The script runs a backward through the model inside DistributedDataParallel, past DDP itself.",
@@ -223,7 +234,7 @@ class Reductions:
         flat, gradient = slot.flat, slot.parameter.grad
         if gradient is not None:
             flat.grad = gradient.detach().as_strided((flat.num_elements,), (1,))
-            self._executor.label(flat.grad, "gradient", flat.unit)
+            self._sharded.label(flat.grad, "gradient", flat.unit)
 
     def _take_share(self, slot: Slot, gradient: torch.Tensor, view: torch.Tensor) -> None:
         """Put a gradient, divided by the ranks (before the sum, as DDP does), into a buffer that will be sharded."""
@@ -241,32 +252,29 @@ class Reductions:
             numel = flat.padded_numel if flat.stage >= 2 else flat.num_elements
             flat.grad = flat.new(numel, flat.reduce_dtype)
             flat.grad[flat.num_elements :].zero_()
-            self._executor.label(flat.grad, "gradient", flat.unit)
+            self._sharded.label(flat.grad, "gradient", flat.unit)
         return slot.view(flat.grad)
 
-    def has_come(self, unit: UnitState) -> bool:
-        """Whether all gradients of a unit have come in this backward."""
-        return unit.name in self._backward.done
-
     def _unit_backward_ends(self, unit: UnitState) -> None:
-        if unit.name in self._backward.done:
+        if unit.has_come:
             return
+        unit.has_come = True
         self._backward.done.append(unit.name)
-        if self._executor.is_alone:  # nobody else's order counts
+        if self._sharded.is_alone:  # nobody else's order counts
             self._order.remove(unit.name)
             self._order.insert(self._backward.num_reduced, unit.name)
-        self._executor.unit_backward_ends(unit)
-        while self._next_unit() in self._backward.done:
+        self._player.unit_backward_ends(unit)
+        while self._is_next_unit_there():
             self._reduce_next()
 
-    def _next_unit(self) -> str | None:
+    def _is_next_unit_there(self) -> bool:
         position = self._backward.num_reduced
-        return self._order[position] if position < len(self._order) else None
+        return position < len(self._order) and self._units[self._order[position]].has_come
 
     def _reduce_next(self) -> None:
         unit = self._units[self._order[self._backward.num_reduced]]
         self._backward.num_reduced += 1
-        self._executor.reduce_unit(unit)
+        self._player.reduce_unit(unit)
 
     # ---- actions and buffers -----------------------------------------------------------------
 
@@ -285,7 +293,7 @@ class Reductions:
                 if action.shard:
                     self._scatter(flat, flat.grad, action)
                 elif self._sync:
-                    self._executor.remember("all_reduce", flat)
+                    self._sharded.remember("all_reduce", flat)
                     transfer = self.feedback.begin_mean(flat, flat.grad)
                     if action.overlaps:
                         self._backward.in_flight.append(transfer)
@@ -301,17 +309,17 @@ class Reductions:
         grads = []
         for flat in (flat for each in units for flat in each.trainable):
             if flat.grad is not None:
-                self._executor.remember("all_reduce", flat)
+                self._sharded.remember("all_reduce", flat)
                 grads.append(flat.grad)
         self._backward.in_flight += begin_joint_means(self._wire, grads, ", ".join(names))
 
     def _scatter(self, flat: Flat, grad: torch.Tensor, action: Action) -> None:
-        self._executor.remember("reduce_scatter", flat)
+        self._sharded.remember("reduce_scatter", flat)
         if action.overlaps:
-            flat.scattering = self._executor.transfers.begin_reduce_scatter(flat, grad)
+            flat.scattering = self._sharded.transfers.begin_reduce_scatter(flat, grad)
             self._backward.scattering.append(flat)
             return
-        own = self._executor.transfers.reduce_scatter(flat, grad)
+        own = self._sharded.transfers.reduce_scatter(flat, grad)
         if self._wire.across is None:
             self._keep_shard(flat, own)
         else:
@@ -349,26 +357,17 @@ class Reductions:
         del grad
         if flat.grad_shard is None:
             flat.grad_shard = own.clone() if shares and own.dtype == flat.dtype else own.to(flat.dtype)
-            self._executor.label(flat.grad_shard, "gradient", flat.unit)
+            self._sharded.label(flat.grad_shard, "gradient", flat.unit)
         else:
             flat.grad_shard.add_(own)
 
-    def meet_before_writes(self) -> None:
-        """The script changes sharded gradients, on every rank: none may still read those of this backward."""
-        if self._met_after != self._executor.num_backwards:
-            self._executor.meet()
-
     def step_begins(self) -> None:
         """All ranks have met for an optimizer step on sharded gradients or states."""
-        self.have_met()
+        self._sharded.have_met()
         if not self._is_averaged and not self._has_warned:
             self._has_warned = True
-            self._executor.note("warning", _NOT_AVERAGED)
-        self._stepped_after = self._executor.num_backwards
-
-    def have_met(self) -> None:
-        """All ranks have just taken part in a collective."""
-        self._met_after = self._executor.num_backwards
+            self._sharded.note("warning", _NOT_AVERAGED)
+        self._stepped_after = self._sharded.num_backwards
 
     def sweep(self, *, together: bool = False) -> None:
         """Let go of gradient buffers whose parameters have no gradient any more (`zero_grad`).
@@ -377,18 +376,18 @@ class Reductions:
         the next backward.
         """
         if together and self._is_done_with_some():
-            self._executor.meet()
+            self._sharded.meet()
         with torch._C.DisableTorchFunctionSubclass():  # gradients are looked at, not values
-            for flat in self._executor.flats:
+            for flat in self._sharded.flats:
                 if flat.trainable:
                     let_go_of_dropped(flat)
 
     def _is_done_with_some(self) -> bool:
         """Whether there are sharded gradients that the script has dropped, or stepped on: it will not need them again."""
-        stepped = self._stepped_after == self._executor.num_backwards
-        return not self._executor.is_alone and any(
+        stepped = self._stepped_after == self._sharded.num_backwards
+        return not self._sharded.is_alone and any(
             flat.stage >= 2
             and flat.has_gradient
             and (stepped or any(slot.parameter.grad is None for slot in flat.slots))
-            for flat in self._executor.flats
+            for flat in self._sharded.flats
         )

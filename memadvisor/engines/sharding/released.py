@@ -3,26 +3,23 @@
 A released parameter keeps its identity, name, shape and hooks; its data is one NaN expanded to its shape
 (0 for integers) in the dtype that modules compute with, since autograd must know one dtype of it. Its class
 is swapped (as torch does with UninitializedParameter), so that whatever the script does with its values is
-done on a full copy. The executor lends that copy, and keeps what is written into it.
+done on a full copy, which is lent (loans.py), and what is written into it is kept.
 """
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
 
-from memadvisor.engines.sharding.flat import Slot
+from memadvisor.engines.sharding.flat import Flat, Slot
+from memadvisor.engines.sharding.sources import Lates, in_state_dict
 from memadvisor.engines.sharding.tensor_functions import is_writing, name_of, needs_no_values
 from memadvisor.errors import PlanError
-
-if TYPE_CHECKING:
-    from memadvisor.engines.sharding.executor import Executor
 
 # What tells the dtype, which is another one for the script than for the model where copies are cast.
 _OF_DTYPE: dict[str, Callable[[torch.Tensor, torch.dtype], Any]] = {
@@ -36,22 +33,7 @@ _OF_DTYPE: dict[str, Callable[[torch.Tensor, torch.dtype], Any]] = {
 _UNSEEN = {"data", "data_ptr", "__cuda_array_interface__"}
 
 _slots: weakref.WeakValueDictionary[int, Slot] = weakref.WeakValueDictionary()
-_executors: weakref.WeakValueDictionary[int, Executor] = weakref.WeakValueDictionary()
-
-
-_state_dict_depth = 0  # how many calls of a module's state_dict are under way
-
-
-@contextlib.contextmanager
-def making_state_dict() -> Iterator[bool]:
-    """What is detached meanwhile stands for values that are brought when they are read (late.py). Gives whether this is the
-    whole dict, and not a module's part of one."""
-    global _state_dict_depth
-    _state_dict_depth += 1
-    try:
-        yield _state_dict_depth == 1
-    finally:
-        _state_dict_depth -= 1
+_lates: weakref.WeakValueDictionary[int, Lates] = weakref.WeakValueDictionary()
 
 
 class ReleasedParameter(torch.nn.Parameter):
@@ -73,16 +55,16 @@ class ReleasedParameter(torch.nn.Parameter):
                 return tell(args[0], _seen_dtype(args[0]))
             if needs_no_values(func):
                 return func(*args, **kwargs)
-            of_late = _state_dict_depth > 0 and name_of(func) == "detach"
+            of_late = in_state_dict() and name_of(func) == "detach"
             if of_late and type(args[0]) is ReleasedParameter:
-                slot, executor = _owner(args[0])
-                return executor.lates.tensor(slot, "", slot.flat.script_dtype)
+                slot, lates = _owner(args[0])
+                return lates.tensor(slot, "", slot.flat.script_dtype)
             writes = bool(args) and type(args[0]) is ReleasedParameter and is_writing(func)
             if writes:
-                slot, executor = _owner(args[0])
-                executor.meet()  # nobody still reads the old values
-                if name_of(func) == "copy_" and executor.lates.is_of(args[1], slot):
-                    executor.num_writes += 1
+                slot, lates = _owner(args[0])
+                lates.sharded.meet()  # nobody still reads the old values
+                if name_of(func) == "copy_" and lates.is_of(args[1], slot):
+                    lates.sharded.num_writes += 1
                     return args[0]  # it is the parameter itself
             if getattr(func, "__name__", "") == "__set__":
                 result = _lent(args[0]).copy_(args[1])  # parameter.data = value
@@ -93,8 +75,8 @@ class ReleasedParameter(torch.nn.Parameter):
                 result = func(*tree_map(borrow, args), **tree_map(borrow, kwargs))
             if not writes:
                 return result
-            slot, executor = _owner(args[0])
-            executor.loans.keep_writes(slot)
+            slot, lates = _owner(args[0])
+            lates.loans.keep_writes(slot)
         return args[0]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Parameter:
@@ -119,12 +101,12 @@ class _Borrow(torch.autograd.Function):
         return gradient, None
 
 
-def hide(slot: Slot, executor: Executor) -> None:
-    """Leave NaN in the place of a parameter's values."""
+def hide(slot: Slot, lates: Lates) -> None:
+    """Leave NaN in the place of a parameter's values, which `lates` has for the script."""
     parameter = slot.parameter
     if slot.filler is None:
         _slots[id(parameter)] = slot
-        _executors[id(parameter)] = executor
+        _lates[id(parameter)] = lates
         dtype = slot.flat.param_dtype
         filler = float("nan") if dtype.is_floating_point else 0
         slot.filler = torch.full((), filler, dtype=dtype, device=slot.flat.device).expand(slot.shape)
@@ -152,22 +134,32 @@ def show_values(slot: Slot, values: torch.Tensor) -> None:
     slot.version = parameter._version
 
 
-def _owner(parameter: torch.Tensor) -> tuple[Slot, Executor]:
-    slot, executor = _slots.get(id(parameter)), _executors.get(id(parameter))
-    if slot is None or executor is None or slot.parameter is not parameter:
+def release(flat: Flat, lates: Lates) -> None:
+    """Free a flat's full parameters, and keep what a module has written into them."""
+    if flat.full is not None and flat.present:
+        if any(slot.is_written for slot in flat.slots):
+            flat.keep_written()
+        for slot in flat.slots:
+            hide(slot, lates)
+        flat.full.untyped_storage().resize_(0)
+
+
+def _owner(parameter: torch.Tensor) -> tuple[Slot, Lates]:
+    slot, lates = _slots.get(id(parameter)), _lates.get(id(parameter))
+    if slot is None or lates is None or slot.parameter is not parameter:
         raise AssertionError("a released parameter without an owner")
-    return slot, executor
+    return slot, lates
 
 
 def _lent(parameter: torch.Tensor) -> torch.Tensor:
-    slot, executor = _owner(parameter)
-    return executor.loans.lend(slot)
+    slot, lates = _owner(parameter)
+    return lates.loans.lend(slot)
 
 
 def _seen_dtype(parameter: torch.Tensor) -> torch.dtype:
     """The dtype that whoever looks now finds: the model's while it computes, else the script's own."""
-    slot, executor = _slots.get(id(parameter)), _executors.get(id(parameter))
-    if slot is None or executor is None or executor.computes:
+    slot, lates = _slots.get(id(parameter)), _lates.get(id(parameter))
+    if slot is None or lates is None or lates.sharded.computes:
         return parameter.dtype
     return slot.flat.script_dtype
 

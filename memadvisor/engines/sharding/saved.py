@@ -10,14 +10,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from memadvisor.engines.sharding.flat import Flat
-
-if TYPE_CHECKING:
-    from memadvisor.engines.sharding.executor import Executor
+from memadvisor.engines.sharding.gathers import Gathers
 
 Pack = Callable[[torch.Tensor], Any]
 
@@ -33,24 +31,24 @@ class _Place:
 
 
 class SavedParameters:
-    """One pair of saved-tensor hooks for one executor."""
+    """One pair of saved-tensor hooks for one executor, which they do not keep alive."""
 
-    def __init__(self, executor: Executor, outer: tuple[Pack, Callable[[Any], Any]] | None) -> None:
-        self._executor = weakref.ref(executor)
+    def __init__(self, gathers: Gathers, outer: tuple[Pack, Callable[[Any], Any]] | None) -> None:
+        self._gathers = weakref.ref(gathers)
         self._outer = outer
         self._by_storage = {
             flat.full.untyped_storage()._cdata: flat
-            for flat in executor.flats
+            for flat in gathers.sharded.flats
             if flat.stage == 3 and flat.full is not None
         }
 
     @staticmethod
-    def push(executor: Executor) -> int:
+    def push(gathers: Gathers) -> int:
         """Install the hooks unless they are the innermost ones already; returns how many were pushed."""
         outer = top_hooks()
         if outer is not None and getattr(outer[0], "__func__", None) is SavedParameters.pack:
             return 0
-        hooks = SavedParameters(executor, outer)
+        hooks = SavedParameters(gathers, outer)
         torch._C._autograd._push_saved_tensors_default_hooks(hooks.pack, hooks.unpack)
         return 1
 
@@ -59,31 +57,31 @@ class SavedParameters:
         torch._C._autograd._pop_saved_tensors_default_hooks()
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        executor = self._executor()
+        gathers = self._gathers()
         flat = self._by_storage.get(storage_id(tensor))
-        if flat is None or executor is None:
+        if flat is None or gathers is None:
             return self._outer[0](tensor) if self._outer is not None else tensor
         return _Place(
             flat,
             tensor.size(),
             tensor.stride(),
             int(tensor.storage_offset()),
-            executor.collective,
-            executor.num_steps,
+            gathers.sharded.collective,
+            gathers.sharded.num_steps,
         )
 
     def unpack(self, packed: Any) -> Any:
         if not isinstance(packed, _Place):
             return self._outer[1](packed) if self._outer is not None else packed
-        executor = self._executor()
-        if executor is None or packed.flat.full is None:
+        gathers = self._gathers()
+        if gathers is None or packed.flat.full is None:
             raise RuntimeError("the model of this graph is gone")
-        if packed.num_steps != executor.num_steps:
+        if packed.num_steps != gathers.sharded.num_steps:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace "
                 "operation: a parameter was updated by the optimizer after this forward."
             )
-        executor.gather(packed.flat, packed.collective)
+        gathers.gather(packed.flat, packed.collective)
         return packed.flat.full.as_strided(packed.size, packed.stride, packed.offset)
 
 

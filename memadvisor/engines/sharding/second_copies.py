@@ -13,17 +13,13 @@ pass or the optimizer step, or when the script writes parameters, which all rank
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from memadvisor.engines.collectives.groups import give_back, near
 from memadvisor.engines.collectives.wire import Wire
 from memadvisor.engines.lanes.lanes import Ticket
-from memadvisor.engines.sharding.flat import Flat
+from memadvisor.engines.sharding.flat import Flat, Label
 from memadvisor.schedule import Schedule
-
-Label = Callable[[torch.Tensor, str, str], None]
 
 
 def second_copies(schedule: Schedule, wire: Wire, number: int, label: Label) -> SecondCopies | None:

@@ -22,20 +22,19 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from memadvisor.engines.collectives.works import Work
-from memadvisor.engines.script.undo import Undo
+from memadvisor.engines.sharding.arrivals import settle_all
+from memadvisor.engines.sharding.flat import Flat, Slot
+from memadvisor.engines.sharding.one_process import NoService, StateOf
+from memadvisor.engines.sharding.sharded_model import ShardedModel
 from memadvisor.run.torch_names import dtype_name
-
-if TYPE_CHECKING:
-    from memadvisor.engines.sharding.executor import Executor
-    from memadvisor.engines.sharding.flat import Flat, Slot
 
 _CHUNK_BYTES = 8 * 2**20
 _FOREVER = datetime.timedelta(days=1)
@@ -43,30 +42,35 @@ _POLL_S = 0.002
 _QUIET_S = 60.0  # how long a rank that is done waits for another question
 _LAST_S = 5.0
 
-StateOf = Callable[["Slot", str], torch.Tensor | None]
-OwnedState = Callable[["Slot", int], torch.Tensor]  # by the optimizer's number; as bytes
+OwnedState = Callable[[Slot, int], torch.Tensor]  # by the optimizer's number; as bytes
 
 
 class Service:
-    """Asks and answers for one executor. `number` tells the executors of a process apart."""
+    """Asks and answers for one model, once it is open. `number` tells the models of a process apart."""
 
-    def __init__(self, executor: Executor, number: int, state_of: StateOf, owned_state: OwnedState) -> None:
-        self._executor = weakref.ref(executor)
+    def __init__(
+        self, sharded: ShardedModel, number: int, state_of: StateOf, owned_state: OwnedState
+    ) -> None:
+        self._sharded = weakref.ref(sharded)
         self._shared_prefix = f"memadvisor/{number}"
         # Shards are asked for among the ranks that share them.
-        self._prefix = f"{self._shared_prefix}/{executor.wire.first_rank}"
-        self._wire = executor.wire
+        self._prefix = f"{self._shared_prefix}/{sharded.wire.first_rank}"
+        self._wire = sharded.wire
         self.state_of = state_of
         self._owned_state = owned_state
         self._pid = os.getpid()
         self._asks = 0
         self._lock = threading.Lock()
         self._asked_s = 0.0  # when somebody asked last
-        self._kept: Executor | None = None
+        self._kept: object | None = None
         self._thread: threading.Thread | None = None
         self._goodbye: threading.Thread | None = None
         self._called: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        if executor.num_shared_stages >= 1:
+
+    def open(self, kept: object) -> None:
+        """Answer from here on, and keep an executor alive until `stop`."""
+        sharded = self._sharded()
+        if sharded is not None and sharded.num_shared_stages >= 1:
             store: Any = dist.distributed_c10d._get_default_store()
             self._client = store.clone()
             self._thread = threading.Thread(
@@ -81,14 +85,14 @@ class Service:
                 target=_do_when_called, args=(self._called,), name="memadvisor-goodbye", daemon=True
             )
             self._goodbye.start()
-            # Another rank may still ask when this one's script has already let go of its model.
-            self._kept = executor
+            # Another rank may still ask when this one's script has let go of its wrapper; so may the script, of the model in it.
+            self._kept = kept
             atexit.register(self.leave)
 
     def stop(self) -> None:
         """End the thread. A daemon thread that wakes up while Python shuts down could abort the process."""
         atexit.unregister(self.leave)
-        self.let_go()
+        self._kept = None
         thread, self._thread = self._thread, None
         if thread is None or os.getpid() != self._pid:
             return
@@ -108,10 +112,10 @@ class Service:
         if self._thread is None or self._goodbye is None or os.getpid() != self._pid:
             return
         if sys.exc_info()[0] is None and getattr(sys, "last_value", None) is None:
-            executor = self._executor()
-            if executor is not None:
+            sharded = self._sharded()
+            if sharded is not None:
                 with contextlib.suppress(Exception):  # whoever reads those parameters is told
-                    executor.arrivals.settle()  # other ranks wait for what this one still sends
+                    settle_all(sharded.flats)  # other ranks wait for what this one still sends
             self._say_goodbye(_QUIET_S, _LAST_S)
             return
         # What has failed may be the store's host: frozen, it would hold up this rank's end for good.
@@ -127,10 +131,6 @@ class Service:
             # The first rank often hosts the store; without it the others' threads would complain.
             self._asked_s = time.monotonic()
             self._wait_for_all("left", last_s if self._wire.everyone.rank() == 0 else 0.0)
-
-    def let_go(self) -> None:
-        """Keep the model alive no longer."""
-        self._kept = None
 
     def _wait_for_all(self, what: str, quiet_s: float) -> None:
         key = f"{self._shared_prefix}/{what}"
@@ -198,15 +198,15 @@ class Service:
 
     def _post(self, rank: int, kind: str, flat: Flat, slot: Slot | None = None, key: str = "") -> str:
         """Ask; gives where the answer will be."""
-        executor = self._executor()
-        if executor is None or self._thread is None:
+        sharded = self._sharded()
+        if sharded is None or self._thread is None:
             raise RuntimeError("the process group has been destroyed: shards of other ranks are out of reach")
         with self._lock:  # a script may save from a thread of its own
             self._asks += 1
             answer = f"{self._prefix}/answer/{self._wire.rank}/{self._asks}"
         question = {"kind": kind, "flat": flat.index, "slot": slot.index if slot else -1, "key": key}
         question["rank"] = self._wire.rank
-        question |= {"answer": answer, "progress": _progress(executor)}
+        question |= {"answer": answer, "progress": sharded.progress}
         self._send(rank, question)
         return answer
 
@@ -228,18 +228,18 @@ class Service:
 
     def answer(self, store: Any, question: dict[str, Any]) -> None:
         self._asked_s = time.monotonic()
-        executor = self._executor()
-        if executor is None:
+        sharded = self._sharded()
+        if sharded is None:
             store.set(question["answer"], "null")
             return
-        while executor.in_step or any(
-            own < other for own, other in zip(_progress(executor), question["progress"], strict=True)
+        while sharded.in_step or any(
+            own < other for own, other in zip(sharded.progress, question["progress"], strict=True)
         ):
             time.sleep(_POLL_S)
         if question["kind"] == "sent":
-            self._send_shard(executor.flats[question["flat"]], question)
+            self._send_shard(sharded.flats[question["flat"]], question)
             return
-        tensor = self._held(executor, question)
+        tensor = self._held(sharded, question)
         if tensor is None:
             store.set(question["answer"], "null")
             return
@@ -257,18 +257,21 @@ class Service:
         shard = flat.shard.to(getattr(torch, question["key"]))
         self._wire.send(shard, question["rank"], flat.unit, flat.index)
 
-    def _held(self, executor: Executor, question: dict[str, Any]) -> torch.Tensor | None:
-        flat: Flat = executor.flats[question["flat"]]
+    def _held(self, sharded: ShardedModel, question: dict[str, Any]) -> torch.Tensor | None:
+        flat: Flat = sharded.flats[question["flat"]]
         if question["kind"] == "state":
-            return self.state_of(executor.slots[question["slot"]], question["key"])
+            return self.state_of(sharded.slots[question["slot"]], question["key"])
         if question["kind"] == "owned":
-            return self._owned_state(executor.slots[question["slot"]], int(question["key"]))
+            return self._owned_state(sharded.slots[question["slot"]], int(question["key"]))
         if question["kind"] == "gradient":
             return flat.grad_shard
         if question["slot"] >= 0 and flat.shard is not None:
-            slot: Slot = executor.slots[question["slot"]]
+            slot: Slot = sharded.slots[question["slot"]]
             return slot.piece(flat.shard)
         return flat.shard
+
+
+AnyService = Service | NoService  # as other parts of an executor are handed it
 
 
 class Arriving:
@@ -284,26 +287,6 @@ class Arriving:
             self._works.pop(0)
 
     join = wait
-
-
-def patch_goodbye(executors: Iterable[Executor], undo: Undo) -> None:
-    """Before a script destroys its process group, bring what it still has of other ranks, and say goodbye to them."""
-    original = dist.destroy_process_group
-
-    def destroy_process_group(*args: Any, **kwargs: Any) -> None:
-        if (args[0] if args else kwargs.get("group")) in (None, dist.group.WORLD):
-            for executor in list(executors):
-                executor.lates.keep()
-            for executor in list(executors):
-                executor.service.leave()
-        original(*args, **kwargs)
-
-    undo.replace(dist, "destroy_process_group", destroy_process_group)
-    undo.replace(dist.distributed_c10d, "destroy_process_group", destroy_process_group)
-
-
-def _progress(executor: Executor) -> list[int]:
-    return [executor.num_steps, executor.num_backwards, executor.num_writes]
 
 
 def _answer_until_stopped(service: weakref.ref[Service], store: Any, prefix: str, rank: int) -> None:

@@ -2,34 +2,56 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 
 from memadvisor.engines.script.undo import Undo
 from memadvisor.engines.sharding.boxes import Box, boxes_of_run, storage_order
-from memadvisor.engines.sharding.flat import Slot
+from memadvisor.engines.sharding.early_updates import EarlyUpdates
+from memadvisor.engines.sharding.flat import Flat, Slot
+from memadvisor.engines.sharding.holders import is_held
 from memadvisor.engines.sharding.late import LateTensor
-from memadvisor.engines.sharding.loans import is_held
+from memadvisor.engines.sharding.loans import Loans
 from memadvisor.engines.sharding.masters import seen_from_here, show_masters, take_written
 from memadvisor.engines.sharding.own_storages import OwnStorages
-from memadvisor.engines.sharding.released import making_state_dict
+from memadvisor.engines.sharding.service import AnyService
+from memadvisor.engines.sharding.sharded_model import ShardedModel
 from memadvisor.engines.sharding.sharded_step import MASTER
 
-if TYPE_CHECKING:
-    from memadvisor.engines.sharding.executor import Executor
-
-
 _own = OwnStorages()
+_state_dict_depth = 0  # how many calls of a module's state_dict are under way
 
 
-def patch(executors: Iterable[Executor], undo: Undo) -> None:
+@contextlib.contextmanager
+def making_state_dict() -> Iterator[bool]:
+    """What is detached meanwhile stands for values that are brought when they are read. Gives whether this is the whole
+    dict, and not a module's part of one."""
+    global _state_dict_depth
+    _state_dict_depth += 1
+    try:
+        yield _state_dict_depth == 1
+    finally:
+        _state_dict_depth -= 1
+
+
+def in_state_dict() -> bool:
+    return _state_dict_depth > 0
+
+
+class HasFlats(Protocol):
+    @property
+    def flats(self) -> Sequence[Flat]: ...
+
+
+def patch(executors: Iterable[HasFlats], undo: Undo) -> None:
     """What a module's state_dict names and has not here stands for values that are brought when they are read; what it
     has here shares its storage with nothing else."""
     original: Any = torch.nn.Module.state_dict
@@ -59,11 +81,12 @@ class ShardSource:
     """What late tensors stand for: a parameter, or with `key` what optimizers keep for it under that name.
 
     There is one for each thing, so that tied tensors have one. kept: whole values that stay, once somebody needs them
-    to.
+    to. executor: whose part `lates` is, which goes on for as long as a tensor stands for what it has.
     """
 
-    def __init__(self, executor: Executor, slot: Slot, key: str, dtype: torch.dtype) -> None:
-        self.executor = executor
+    def __init__(self, lates: Lates, slot: Slot, key: str, dtype: torch.dtype, executor: object) -> None:
+        self._lates = lates
+        self._executor = executor
         self.slot = slot
         self.key = key
         self.dtype = dtype
@@ -93,7 +116,7 @@ class ShardSource:
 
     def values(self) -> torch.Tensor:
         """Whole values, in the parameter's shape; the memory may be lent."""
-        return self.executor.lates.read(self) if self.kept is None else self.kept
+        return self._lates.read(self) if self.kept is None else self.kept
 
     def keep(self) -> torch.Tensor:
         if self.kept is None:
@@ -105,13 +128,13 @@ class ShardSource:
         slot = self.slot
         if self.kept is not None:
             return slot.flattened(self.kept)
-        self.executor.early.read(slot.flat)
+        self._lates.early.read(slot.flat)
         if not self.key and slot.flat.loan is not None:
             return slot.flattened(slot.view(slot.flat.loan))
-        whole = self.executor.service.fetch(slot, self.key, self.piece().to(self.dtype))
+        whole = self._lates.service.fetch(slot, self.key, self.piece().to(self.dtype))
         if self.key == MASTER and slot.flat.has_masters_beside and not self.is_read_into:
             whole = seen_from_here(slot, whole)
-        self.executor.lates.announce(whole, self)
+        self._lates.announce(whole, self)
         return whole
 
     def piece(self) -> torch.Tensor:
@@ -123,7 +146,7 @@ class ShardSource:
             if not self.is_read_into:
                 take_written([flat])
             return self.slot.piece(flat.shard)
-        own = self.executor.service.state_of(self.slot, self.key) if self.key else flat.shard
+        own = self._lates.service.state_of(self.slot, self.key) if self.key else flat.shard
         if own is None:
             raise RuntimeError(f"the state {self.key!r} of {self.slot.name!r} has been dropped")
         if self.key:
@@ -153,7 +176,7 @@ class ShardSource:
         return self._box(offset)
 
     def _box(self, offset: Sequence[int]) -> torch.Tensor:
-        self.executor.early.read(self.slot.flat)
+        self._lates.early.read(self.slot.flat)
         order, boxes = self.boxes()
         start = tuple(offset[dim] for dim in order)
         box = next(box for box in boxes if box.offsets == start)
@@ -183,7 +206,7 @@ class ShardSource:
             self.is_shared_out = False  # shards hold more digits, which the optimizer's state brings
             return [checkpoints.whole_chunk(self.shape)]
         if not self.key:
-            self.executor.loans.end_one(flat)  # it has the other ranks' old values
+            self._lates.loans.end_one(flat)  # it has the other ranks' old values
         elif self.key == MASTER:
             take_written([flat])  # not later, as what has been read by then would be taken for old
             checkpoints.begin_loading(self)
@@ -193,19 +216,19 @@ class ShardSource:
         """Whether each rank writes, or reads, its own part in the checkpoint under way."""
         from memadvisor.engines.sharding import checkpoints
 
-        executor = self.executor
-        group = None if executor.is_alone else executor.wire.everyone
+        sharded = self._lates.sharded
+        group = None if sharded.is_alone else sharded.wire.everyone
         self.is_shared_out = group is not None and self.kept is None and checkpoints.is_of_all(group)
         return self.is_shared_out
 
     @property
     def place(self) -> tuple[int, int]:
         """Of the shards that a checkpoint reads masters into, among all models'."""
-        return self.executor.number, self.slot.flat.index
+        return self._lates.sharded.number, self.slot.flat.index
 
     def show_loaded(self) -> None:
         """All ranks have read masters into their shards: parameters beside them follow."""
-        show_masters(self.executor, self.slot.flat)
+        show_masters(self._lates.sharded.wire, self.slot.flat)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,9 +261,19 @@ class Part:
 class Lates:
     """Part of an executor: the sources that tensors of the script stand for."""
 
-    def __init__(self, executor: Executor) -> None:
-        self._executor: Executor = weakref.proxy(executor)
-        self._strong = weakref.ref(executor)
+    def __init__(
+        self,
+        sharded: ShardedModel,
+        service: AnyService,
+        early: EarlyUpdates,
+        loans: Loans,
+        executor: weakref.ref[Any],
+    ) -> None:
+        self.sharded = sharded
+        self.service = service
+        self.early = early
+        self.loans = loans
+        self._executor = executor
         self._sources: weakref.WeakValueDictionary[tuple[int, str], ShardSource] = (
             weakref.WeakValueDictionary()
         )
@@ -249,11 +282,11 @@ class Lates:
 
     def tensor(self, slot: Slot, key: str, dtype: torch.dtype) -> torch.Tensor:
         """What stands for a parameter, or for a state of it."""
-        executor, source = self._strong(), self._sources.get((slot.index, key))
+        executor, source = self._executor(), self._sources.get((slot.index, key))
         if executor is None:
             raise AssertionError("an executor that is gone makes no tensors")
         if source is None or source.kept is not None:
-            source = self._sources[slot.index, key] = ShardSource(executor, slot, key, dtype)
+            source = self._sources[slot.index, key] = ShardSource(self, slot, key, dtype, executor)
         return LateTensor(source)
 
     def is_of(self, value: Any, slot: Slot) -> bool:
@@ -262,23 +295,23 @@ class Lates:
 
     def read(self, source: ShardSource) -> torch.Tensor:
         """Whole values of a source. One state is in memory at a time, and one unit's parameters (loans.py)."""
-        slot, executor = source.slot, self._executor
+        slot, num_steps = source.slot, self.sharded.num_steps
         if threading.get_ident() != self._thread:
             # Loans are the training's own: what is written into them is kept.
             return source.copy().as_strided(slot.shape, slot.stride)
         if not source.key:
-            return executor.loans.lend(slot)
-        if source.read is not None and source.read[0] == executor.num_steps:
+            return self.loans.lend(slot)
+        if source.read is not None and source.read[0] == num_steps:
             return source.read[1]
         self.forget()
         values = source.copy().as_strided(slot.shape, slot.stride)
-        source.read, self._last = (executor.num_steps, values), weakref.ref(source)
+        source.read, self._last = (num_steps, values), weakref.ref(source)
         return values
 
     def announce(self, whole: torch.Tensor, source: ShardSource) -> None:
         if threading.get_ident() == self._thread:
             category = "optimizer_state" if source.key else "parameter"
-            self._executor.label(whole, category, source.slot.flat.unit)
+            self.sharded.label(whole, category, source.slot.flat.unit)
 
     def keep_masters(self) -> None:
         """The shards go, and what of them no parameter holds with them."""

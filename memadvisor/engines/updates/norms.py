@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch.nn.utils import clip_grad
 
 from memadvisor.engines.script.undo import Undo
-from memadvisor.engines.sharding.executor import Executor
 from memadvisor.engines.sharding.flat import Slot
-from memadvisor.engines.sharding.gradients import ShardedGradient
+from memadvisor.engines.sharding.gradients import GradientShards, ShardedGradient
+from memadvisor.engines.sharding.sharded_model import ShardedModel
 from memadvisor.engines.sharding.sharded_step import Swap
 from memadvisor.errors import PlanError
 
@@ -49,7 +49,7 @@ def _total_norm(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
         elif not sharded or power <= 0:
             return original(gradients, norm_type, error_if_nonfinite, foreach)
         else:
-            norms = [_sharded_norm(mine, executor, power) for executor, mine in _by_executor(sharded)]
+            norms = [_sharded_norm(mine, model, power) for model, mine in _by_model(sharded)]
             if whole:
                 norms.append(original(whole, norm_type, False, foreach))
         norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([n.to(norms[0]) for n in norms]), power)
@@ -80,18 +80,18 @@ def _norms_one_by_one(gradients: list[torch.Tensor], power: float) -> Iterator[t
             yield torch.linalg.vector_norm(slot.view(shard), power)
 
 
-def _by_executor(
+def _by_model(
     gradients: list[ShardedGradient],
-) -> list[tuple[Executor, list[ShardedGradient]]]:
-    groups: dict[int, tuple[Executor, list[ShardedGradient]]] = {}
+) -> list[tuple[ShardedModel, list[ShardedGradient]]]:
+    groups: dict[int, tuple[ShardedModel, list[ShardedGradient]]] = {}
     for gradient in gradients:
-        executor = gradient._executor()
-        if executor is not None:
-            groups.setdefault(id(executor), (executor, []))[1].append(gradient)
+        shards = gradient.shards()
+        if shards is not None:
+            groups.setdefault(id(shards), (shards.sharded, []))[1].append(gradient)
     return list(groups.values())
 
 
-def _sharded_norm(gradients: list[ShardedGradient], executor: Executor, power: float) -> torch.Tensor:
+def _sharded_norm(gradients: list[ShardedGradient], model: ShardedModel, power: float) -> torch.Tensor:
     pieces = [gradient.piece() for gradient in gradients]
     norms = [torch.linalg.vector_norm(p, power, dtype=_wide(p)) for p in pieces if p.numel()]
     infinite = power == float("inf")
@@ -100,9 +100,9 @@ def _sharded_norm(gradients: list[ShardedGradient], executor: Executor, power: f
         norm = torch.linalg.vector_norm(torch.stack(norms), power).to(norm)
     operation = dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM
     norm = norm if infinite else norm.pow(power)
-    dist.all_reduce(norm, op=operation, group=executor.wire.group)
+    dist.all_reduce(norm, op=operation, group=model.wire.group)
     if not norm.is_cuda:  # there the sum is only queued, and nobody has waited for anybody
-        executor.reductions.have_met()
+        model.have_met()
     return norm if infinite else norm.pow(1.0 / power)
 
 
@@ -122,28 +122,28 @@ def _unscale(
     def unscale(
         scaler: Any, optimizer: torch.optim.Optimizer, *args: Any
     ) -> dict[torch.device, torch.Tensor]:
-        executors = {}
+        found_in: dict[int, GradientShards] = {}
         for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
             slot = sharded_slot(parameter)
-            executor = None if slot is None else slot.token._executor()
+            shards = None if slot is None else slot.token.shards()
             if slot is not None and slot.flat.page is not None:
                 raise PlanError(
                     "GradScaler changes gradients that lie on another tier.",
                     hint="leave parameters on the device, or train in bfloat16, which needs no scaling.",
                 )
-            if slot is not None and executor is not None:
-                executor.early.look_at_gradient(slot)
-                executors[id(executor)] = executor
-        if not executors:
+            if slot is not None and shards is not None:
+                shards.early.look_at_gradient(slot)
+                found_in[id(shards)] = shards
+        if not found_in:
             return original(scaler, optimizer, *args)
         swap = Swap(optimizer, sharded_slot, with_state=False)
         try:
             found = original(scaler, optimizer, *args)
         finally:
             swap.undo()
-        for executor in executors.values():
+        for shards in found_in.values():
             for infinite in found.values():
-                dist.all_reduce(infinite, op=dist.ReduceOp.MAX, group=executor.wire.group)
+                dist.all_reduce(infinite, op=dist.ReduceOp.MAX, group=shards.sharded.wire.group)
         return found
 
     return unscale

@@ -67,9 +67,11 @@ class OptimizerStates:
             for parameter, state in wide:
                 optimizer.state[parameter] = {**optimizer.state[parameter], **state}
             for flat in loaded:
-                show_masters(self._executor_of(flat), flat)
+                show_masters(self._executor_of(flat).sharded.wire, flat)
             for executor in self._executors_of(optimizer):
-                executor.num_writes += 1  # who asks for states from here on waits until they are loaded
+                executor.sharded.num_writes += (
+                    1  # who asks for states from here on waits until they are loaded
+                )
 
         undo.replace(base, "state_dict", state_dict)
         undo.replace(base, "load_state_dict", load_state_dict)
@@ -143,7 +145,7 @@ class OptimizerStates:
         loaded = tree_leaves(state_dict["state"])
         for executor in self._executors_of(optimizer):
             executor.lates.keep(states_alone=True, but=loaded)
-            executor.meet()  # from here on ranks have new values
+            executor.sharded.meet()  # from here on ranks have new values
 
     def _executors_of(self, optimizer: torch.optim.Optimizer) -> list[Executor]:
         flats = (slot.flat for slot in map(self._slot_of, parameters_of(optimizer)) if slot is not None)

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 from torch.serialization import default_restore_location
 
-from memadvisor.engines.sharding.executor import Executor, Label
-from memadvisor.engines.sharding.flat import Flat, Slot
+from memadvisor.engines.sharding.executor import Executor
+from memadvisor.engines.sharding.flat import Flat, Label, Slot
 from memadvisor.engines.sharding.owners import Owners, Parts
 from memadvisor.engines.sharding.released import hide, show_values
 from memadvisor.engines.sharding.sharded_step import FindSlot, parameters_of, slots_of_saved
@@ -81,7 +81,7 @@ class OwnedSwap:
         for parts, values in zip(self._parts, self._values, strict=True):
             if values is not None:
                 for slot in parts.own_slots:
-                    hide(slot, self._executor_of(parts.flat))
+                    hide(slot, self._executor_of(parts.flat).lates)
         self._lent, self._parts, self._values = [], [], []
 
     def _filter(self, group: dict[str, Any], elsewhere: set[int]) -> None:
@@ -111,19 +111,19 @@ class OwnedSwap:
 
     def _collect(self, parts: Parts, shard: torch.Tensor, category: str) -> torch.Tensor:
         """This rank's part, whose elements lie in all ranks' shards."""
-        flat, executor = parts.flat, self._executor_of(parts.flat)
+        flat, sharded = parts.flat, self._executor_of(parts.flat).sharded
         part = torch.empty(parts.own_numel, dtype=shard.dtype, device=shard.device)
-        executor.label(part, category, flat.unit)
+        sharded.label(part, category, flat.unit)
         sent = [
-            _packed(shard, _first(flat), parts.runs(owner, flat.rank), executor.label, flat.unit)
+            _packed(shard, _first(flat), parts.runs(owner, flat.rank), sharded.label, flat.unit)
             for owner in range(flat.num_ranks)
         ]
-        executor.wire.all_to_all(sent, parts.stretches(part), flat.unit, flat.index)
+        sharded.wire.all_to_all(sent, parts.stretches(part), flat.unit, flat.index)
         return part
 
     def _return_values(self, parts: Parts, values: torch.Tensor | None) -> None:
         """Bring new values from their owners into all ranks' shards."""
-        flat, executor = parts.flat, self._executor_of(parts.flat)
+        flat, sharded = parts.flat, self._executor_of(parts.flat).sharded
         if flat.shard is None or flat.full is None:
             return
         runs = [parts.runs(owner, flat.rank) for owner in range(flat.num_ranks)]
@@ -134,15 +134,15 @@ class OwnedSwap:
                 received.append(_pieces(flat.shard, _first(flat), of_owner)[0])
                 continue
             received.append(flat.shard.new_empty(numel))
-            executor.label(received[-1], "communication", flat.unit)
+            sharded.label(received[-1], "communication", flat.unit)
         if values is not None:
             sent = parts.stretches(values)
         else:
             sent = [
-                _packed(flat.full, 0, parts.runs(flat.rank, rank), executor.label, flat.unit)
+                _packed(flat.full, 0, parts.runs(flat.rank, rank), sharded.label, flat.unit)
                 for rank in range(flat.num_ranks)
             ]
-        executor.wire.all_to_all(sent, received, flat.unit, flat.index)
+        sharded.wire.all_to_all(sent, received, flat.unit, flat.index)
         for of_owner, packed in zip(runs, received, strict=True):
             if len(of_owner) > 1:
                 sizes = [high - low for low, high in of_owner]

@@ -292,13 +292,13 @@ def shared_gathers(rank: int) -> list[tuple[int, bool]]:
         ddp = build(Training(model=(("tied", True), ("dim", 10))), rank)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
         (executor,) = engine._executors
-        tokens, gather = executor.units["tokens"].flats[0], executor.wire.gather
+        tokens, gather = executor.units["tokens"].flats[0], executor.sharded.wire.gather
 
         def count(full, shard, *rest):
             gathered.append(full is tokens.full)
             gather(full, shard, *rest)
 
-        executor.wire.gather = count
+        executor.sharded.wire.gather = count
         for _ in range(2):
             gathered.clear()
             words = torch.arange(6)[None]
@@ -395,7 +395,7 @@ def test_what_follows_a_tied_unit_is_gathered_once_a_forward(depth):
     case = Case(make_plan(2, 3, overlap=True, gather_depth=depth), 0, (True,), evaluates=False, looks=False)
     gathered = []
     with executing(case, AtOnce()) as (ddp, executor):
-        executor.remember = lambda operation, flat: gathered.append(flat.unit)
+        executor.sharded.remember = lambda operation, flat: gathered.append(flat.unit)
         ddp(torch.arange(4))
 
     assert sorted(gathered) == sorted(UNITS)

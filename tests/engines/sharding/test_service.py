@@ -16,7 +16,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from memadvisor.engines.script.live import read_model
-from memadvisor.engines.sharding.executor import Executor
 from memadvisor.engines.sharding.moving import move_parameters
 from memadvisor.engines.sharding.service import Service
 from memadvisor.plan import UnitPlan
@@ -225,9 +224,9 @@ def read_early(rank: int) -> tuple[float, float]:
     """(plain, ours): rank 0 reads a weight while rank 1 has yet to move its parameters."""
     plain = float(build(Training(), rank).module.head.weight.abs().sum())
 
-    def move_late(executor: Executor) -> None:
+    def move_late(*parts: object) -> None:
         time.sleep(0.3 * rank)
-        move_parameters(executor)
+        move_parameters(*parts)
 
     with pytest.MonkeyPatch.context() as patch, applied(make_plan(2, 3)):
         patch.setattr("memadvisor.engines.sharding.executor.move_parameters", move_late)
