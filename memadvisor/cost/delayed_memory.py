@@ -21,7 +21,7 @@ class DelayedMemory(EngineMemory):
 
     def __init__(self, step: CapturedStep, schedule: Schedule) -> None:
         super().__init__(step, schedule)
-        own = {name: self._gradient_bytes[name] for name in self._away}
+        own = {name: self._units.gradient_bytes[name] for name in self._units.away}
         self._late_bytes = {
             "gradient": sum(own.values()) + max(own.values(), default=0),
             "temporary": max((_temporary_bytes(step.segments[at]) for at in step.optimizer_at), default=0),
@@ -50,7 +50,7 @@ class DelayedMemory(EngineMemory):
 
     def _take(self) -> None:
         """The script's gradients are the engine's."""
-        for name in self._away:
+        for name in self._units.away:
             self._buffers.discard(name)
 
 

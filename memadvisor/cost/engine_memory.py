@@ -1,7 +1,7 @@
 """What the built-in engine holds of parameters, gradients and optimizer state at each moment of a step.
 
 This mirrors memadvisor/engines (flat.py, wire.py): a unit's parameters of one dtype and trainability lie in
-one flat, padded to a multiple of the ranks. With more than one rank,
+one flat, padded to a multiple of the ranks. What each thing takes is in engine_units.py. With more than one rank,
 
 - parameters: stage 0 leaves them where they were; 1 and 2 keep the full flat, of which the shard is a slice;
   3 keeps a shard of its own and has the full flat beside it between gather and release;
@@ -36,107 +36,59 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
 from memadvisor.coded_states import TABLES_BYTES
-from memadvisor.compression import UNCOMPRESSED
 from memadvisor.cost.activations import View
 from memadvisor.cost.all_reduces import AllReduces
-from memadvisor.cost.coded_memory import coded_memory
 from memadvisor.cost.dropped_gradients import DroppedGradients
+from memadvisor.cost.engine_units import EngineUnits
 from memadvisor.cost.messages import Message
-from memadvisor.cost.owners import largest_share
-from memadvisor.cost.packing import packing_of
-from memadvisor.cost.paged_updates import FetchedStates
 from memadvisor.cost.present import Present
-from memadvisor.cost.reduction_staging import scattered, together_bytes, written
+from memadvisor.cost.reduction_staging import scattered, written
 from memadvisor.cost.second_copies import SecondCopies
 from memadvisor.cost.state_pieces import STAND_IN
-from memadvisor.cost.states import UnitStates
 from memadvisor.cost.step import CapturedStep, Segment
-from memadvisor.cost.unit_sizes import unit_sizes
-from memadvisor.cost.update_shares import NOTHING_OWNED, UpdateShares
 from memadvisor.cost.widened_gradients import WidenedGradients
-from memadvisor.schedule import Action, ActionKind, Lane, Point, Ranks, Schedule
-
-# A unit whose spans were seen, but which has no row: a model that was not discovered as such.
-_NO_PARAMETERS = UnitStates(name="", parameters=(), optimizer_bytes=0, optimizer_scalar_bytes=0)
+from memadvisor.schedule import Action, ActionKind, Point, Ranks, Schedule
 
 
 class EngineMemory:
     """The states of one rank while a schedule is played."""
 
     def __init__(self, step: CapturedStep, schedule: Schedule) -> None:
-        self.step = step
-        self.num_ranks = schedule.shard_ranks  # that share what is sharded
-        self.stages = {u.name: u.stage_on(self.num_ranks) for u in schedule.units}
-        self._paged = schedule.paged  # units whose parameters and gradients lie elsewhere too
-        # One rank, recorded as one rank: nothing of ours touches the states, so they are replayed.
-        self._away = schedule.offloaded_states  # units whose optimizer state is fetched for their update
-        elsewhere = bool(self._away or self._paged)
-        self.replays = self.num_ranks == step.world_size == step.repeats == 1 and not elsewhere
         if schedule.precision != step.precision:
             raise AssertionError("a step is played in the precision that it was cut for")
-        ranks, precision = self.num_ranks, schedule.precision
-        self._sizes = {n: unit_sizes(self._states(n), s, ranks, precision) for n, s in self.stages.items()}
-        released = [name for name, stage in self.stages.items() if stage == 3 or name in self._paged]
-        of_type = step.device, precision.param_dtype
-        self._stand_ins = {name: self._states(name).stand_in_bytes(*of_type) for name in released}
-        packed = self.stages.items() if schedule.compression != UNCOMPRESSED else ()
-        self._packed = {
-            name: packing_of(self._states(name), stage, ranks, schedule) for name, stage in packed
-        }
-        asked = self.stages.items() if schedule.algorithms else ()
-        self._together = {name: together_bytes(self._states(name), stage, schedule) for name, stage in asked}
-        sharded = [name for name, stage in self.stages.items() if stage]
-        self._owned = largest_share(step.states, sharded, self.num_ranks)
-        self._is_stepping = False
-        self._widened = WidenedGradients(self._sizes, self.stages)
-        self._early = schedule.updated_in_backward
-        self.updates = UpdateShares(
-            {name: self._states(name).trainable_bytes for name in self.stages},
-            self._sizes,
-            self.stages,
-            self._owned,
-            self._widened,
-            num_ranks=ranks,
-            early=self._early,
-            fetched=self._away,
-            together=step.updates_together,
-        )
-        self._dropped = DroppedGradients(step, self.stages, self.num_ranks)
-        coded = {
-            name: (self._states(name), self.num_ranks if self.stages[name] else 1, self._sizes[name].widening)
-            for name, lane in self._away.items()
-            if lane is Lane.COMPUTE
-        }
-        self._codes = coded_memory(coded, step.device)  # of units whose state is in codes between updates
-        paged = {name: self._sizes[name].flats.trainable_bytes for name in self._paged}
-        self._fetched = FetchedStates(self._away, {n: self.state_bytes(n) for n in self._away}, paged)
-        flats = {name: sizes.flats for name, sizes in self._sizes.items()}
-        self._gradient_bytes = {name: flat.buffer_bytes for name, flat in flats.items()}  # whole ones
-        self._shard_bytes = {
-            name: 0 if name in self._paged else flat.trainable_bytes // ranks for name, flat in flats.items()
-        }
-        full_bytes = {name: flat.full_bytes for name, flat in flats.items()}
-        self.gathered = Present(full_bytes)
-        self._second = SecondCopies(full_bytes, schedule.size_of(Ranks.SECONDARY))
-        self._buffers = Present(self._gradient_bytes)  # units whose whole gradients are there
-        self._shards = Present(self._shard_bytes)  # units of whose gradients there is this rank's shard
+        self.step = step
+        self._units = units = EngineUnits(step, schedule)
+        self.num_ranks = units.num_ranks  # that share what is sharded
+        self.stages = units.stages
+        # One rank, recorded as one rank: nothing of ours touches the states, so they are replayed.
+        elsewhere = bool(units.away or units.paged)
+        self.replays = self.num_ranks == step.world_size == step.repeats == 1 and not elsewhere
+        self._widened = WidenedGradients(units.sizes, self.stages)
+        self.updates = units.update_shares(schedule, self._widened)
+        self._resting = units.resting()
+        self.gathered = Present(units.full_bytes)
+        self._second = SecondCopies(units.full_bytes, schedule.size_of(Ranks.SECONDARY))
+        self._buffers = Present(units.gradient_bytes)  # units whose whole gradients are there
+        self._shards = Present(units.shard_bytes)  # units of whose gradients there is this rank's shard
         self.stale: set[str] = set()  # units that lack what other ranks have updated
         # Units gathered ahead whose messages are there.
-        self._unpacking = Present({name: each.gather_staging_bytes for name, each in self._packed.items()})
-        self._all_reduces = AllReduces(self._gradient_bytes, self._packed)
+        self._unpacking = Present({name: each.gather_staging_bytes for name, each in units.packed.items()})
+        self._all_reduces = AllReduces(units.gradient_bytes, units.packed)
         self._scattering: str | None = None  # the unit whose reduction to shards is under way
-        if self.num_ranks > 1 or (step.segments and step.segments[0].captured.start.get("gradient")):
-            for name in [name for name in self.stages if name not in self._early]:  # those of the step before
-                (self._shards if self.stages[name] >= 2 else self._buffers).add(name)
-        resting = Counter(step.constant_state_bytes)
-        resting["parameter"] += sum(self._resting_parameter_bytes(name) for name in self.stages)
-        resting["parameter"] += sum(self._stand_ins.values())
-        resting["communication"] += sum(packed.residual_bytes for packed in self._packed.values())
-        resting["optimizer_state"] += sum(self._optimizer_bytes(name) for name in self.stages)
-        resting["other"] += TABLES_BYTES if self._codes else 0
-        self._resting = dict(resting)
+        self._dropped = DroppedGradients(step, self.stages, self.num_ranks)
+        self._fetched = units.fetched()
+        self._is_stepping = False
         self._held: dict[str, int] = {}  # what was held last, and of which bytes it is made
         self._held_now: tuple[int, int, int] | None = None
+        self._hold_gradients_of_step_before(schedule.updated_in_backward)
+
+    def _hold_gradients_of_step_before(self, spent: Collection[str]) -> None:
+        """`spent`: units whose updates in the backward have used theirs up."""
+        segments = self.step.segments
+        if self.num_ranks > 1 or (segments and segments[0].captured.start.get("gradient")):
+            for name, stage in self.stages.items():
+                if name not in spent:
+                    (self._shards if stage >= 2 else self._buffers).add(name)
 
     def held(self) -> dict[str, int]:
         """Bytes of states alive now, beyond what the replayed segments hold themselves."""
@@ -144,7 +96,7 @@ class EngineMemory:
             return {}
         parameter_bytes = self.gathered.total_bytes + self._second.parts.total_bytes
         gradient_bytes = self._buffers.total_bytes + self._shards.total_bytes
-        message_bytes = 0 if self._scattering is None else self._staging_bytes(self._scattering)
+        message_bytes = 0 if self._scattering is None else self._units.staging_bytes(self._scattering)
         message_bytes += self._unpacking.total_bytes + self._all_reduces.staging_bytes
         is_in_step = self._is_stepping or self._fetched.is_there
         now = parameter_bytes, gradient_bytes, message_bytes
@@ -161,26 +113,24 @@ class EngineMemory:
         return held
 
     def state_bytes(self, name: str) -> int:
-        """This rank's state of a unit with an element for each of a parameter's; what is expanded, of a unit in codes."""
-        if name in self._codes:
-            return self._codes[name].decoded_bytes
-        return self._sizes[name].state_bytes
+        """What is fetched, or expanded, of a unit's state for its update."""
+        return self._units.state_bytes(name)
 
     def update_traffic(self, name: str) -> tuple[int, int]:
         """Bytes that are read, and written, for the update of a unit whose state is fetched."""
-        own_bytes = self._sizes[name].flats.trainable_bytes if name in self._paged else 0
+        own_bytes = self._units.sizes[name].flats.trainable_bytes if name in self._units.paged else 0
         return self.state_bytes(name) + 2 * own_bytes, self.state_bytes(name) + own_bytes
 
     def coding_bytes(self, name: str) -> int:
         """Beside what `held` counts, while a unit's state is coded or decoded."""
-        return self._codes[name].scratch_bytes if name in self._codes else 0
+        return self._units.codes[name].scratch_bytes if name in self._units.codes else 0
 
     def _lent_to_step(self) -> dict[tuple[str, str], int]:
         """What the rank with most is sent of its own parameters while the optimizer steps, and what it casts."""
         if not self._is_stepping:
             return {}
         lent = self._widened.held()
-        for name, owned in self._owned.items():
+        for name, owned in self._units.owned.items():
             if self.stages[name] >= 2:
                 lent["gradient", name] = owned.parameter_bytes
             if self.stages[name] == 3:
@@ -196,7 +146,7 @@ class EngineMemory:
         return self._scattering == name
 
     def has_gradient_away(self, name: str) -> bool:
-        return name in self._paged and name in self._shards
+        return name in self._units.paged and name in self._shards
 
     def spend(self, name: str) -> None:
         """A unit has been updated in the backward: its gradient is free, and other ranks lack its new values."""
@@ -218,13 +168,6 @@ class EngineMemory:
         """Bytes of gradients by unit: the buffer, and the shard of earlier micro-batches."""
         return dict(Counter(dict(self._buffers.items())) + Counter(dict(self._shards.items())))
 
-    def _staging_bytes(self, name: str) -> int:
-        if name in self._paged:
-            return 0  # it is written from where it is
-        packed = self._packed.get(name)
-        messages_bytes = 0 if packed is None else packed.reduce_staging_bytes
-        return self._gradient_bytes[name] // self.num_ranks + messages_bytes + self._together.get(name, 0)
-
     def drop(self, names: Collection[str]) -> None:
         """A backward has ended: these were gathered ahead and are not needed, and whole gradients are reduced."""
         self._all_reduces.end()
@@ -241,20 +184,20 @@ class EngineMemory:
             (f"constant {category}", ""): size for category, size in self.step.constant_state_bytes.items()
         }
         for name in self.stages:
-            pieces["parameter", name] = self._resting_parameter_bytes(name)
-            pieces["optimizer_state", name] = self._optimizer_bytes(name)
-        pieces |= {(STAND_IN, name): size for name, size in self._stand_ins.items()}
+            pieces["parameter", name] = self._units.parameter_bytes(name)
+            pieces["optimizer_state", name] = self._units.optimizer_bytes(name)
+        pieces |= {(STAND_IN, name): size for name, size in self._units.stand_ins.items()}
         pieces |= {("gathered", name): size for name, size in self.gathered.items()}
         pieces |= {("second copy", name): size for name, size in self._second.parts.items()}
         pieces |= {("gradient", name): size for name, size in self._gradients().items()}
         pieces |= {(f"owned {what}", name): size for (what, name), size in self._lent_to_step().items()}
         pieces |= {("messages", name): size for name, size in self._unpacking.items()}
         pieces |= {("all-reduced", name): size for name, size in self._all_reduces.items()}
-        pieces |= {("code tables", ""): TABLES_BYTES if self._codes else 0}
+        pieces |= {("code tables", ""): TABLES_BYTES if self._units.codes else 0}
         pieces |= {(f"fetched {w}", str(side)): size for (w, side), size in self._fetched.items().items()}
-        pieces |= {("residual", name): packed.residual_bytes for name, packed in self._packed.items()}
+        pieces |= {("residual", name): packed.residual_bytes for name, packed in self._units.packed.items()}
         if self._scattering is not None:
-            pieces["staging", self._scattering] = self._staging_bytes(self._scattering)
+            pieces["staging", self._scattering] = self._units.staging_bytes(self._scattering)
         return {piece: size for piece, size in pieces.items() if size > 0}
 
     def view(self, segment: Segment) -> View:
@@ -263,7 +206,7 @@ class EngineMemory:
             return "captured"
         if all(self._is_collecting(name) for name in segment.gradient_units):
             return "passing_gradients"
-        is_collected = self.num_ranks > 1 or any(name in self._paged for name in segment.gradient_units)
+        is_collected = self.num_ranks > 1 or any(name in self._units.paged for name in segment.gradient_units)
         return "collected_gradients" if is_collected else "own_gradients"
 
     def enter(self, segment: Segment, *, is_again: bool = False) -> None:
@@ -299,7 +242,7 @@ class EngineMemory:
             return None  # it was gathered ahead, or its backward is over
         self.stale.discard(name)
         if self.stages[name] < 3:
-            full_bytes = self._sizes[name].flats.full_bytes
+            full_bytes = self._units.sizes[name].flats.full_bytes
             return Message(operation="all_gather", size_bytes=full_bytes, staging={})
         self.gathered.add(name)
         if action.ranks is Ranks.SECONDARY:
@@ -313,7 +256,7 @@ class EngineMemory:
         return self._second.leave(action.unit) if action.ranks is Ranks.SECONDARY else None
 
     def _average(self, action: Action) -> Message:
-        size_bytes = self._sizes[action.unit].flats.trainable_bytes
+        size_bytes = self._units.sizes[action.unit].flats.trainable_bytes
         copies = {"communication": size_bytes}
         return Message(operation="all_reduce", size_bytes=size_bytes, staging=copies, beside=copies)
 
@@ -326,66 +269,52 @@ class EngineMemory:
         return name not in self.gathered if self.stages[name] == 3 else name in self.stale
 
     def _reduce(self, action: Action) -> Message:
-        name, size_bytes = action.unit, self._gradient_bytes[action.unit]
+        name, size_bytes = action.unit, self._units.gradient_bytes[action.unit]
         if action.ranks is Ranks.ACROSS:
             # Of what the reduction inside has just left; its buffers are counted there, and are no fewer.
             return Message(operation="all_reduce", size_bytes=size_bytes // self.num_ranks, staging={})
         if not action.shard:
             return Message(operation="all_reduce", size_bytes=self._all_reduces.begin(action), staging={})
-        if name in self._paged:
+        if name in self._units.paged:
             return self._put_away(action)
         if action.overlaps:
             self._scattering = name
-            return Message(operation="reduce_scatter", size_bytes=self._reduce_bytes(name), staging={})
-        shard_bytes = self._shard_bytes[name]
+            return Message(operation="reduce_scatter", size_bytes=self._units.reduce_bytes(name), staging={})
+        shard_bytes = self._units.shard_bytes[name]
         older_bytes = shard_bytes * (name in self._shards)
         self._keep_shard(name)
         return scattered(
-            self._reduce_bytes(name), size_bytes, self._staging_bytes(name), older_bytes, shard_bytes
+            self._units.reduce_bytes(name),
+            size_bytes,
+            self._units.staging_bytes(name),
+            older_bytes,
+            shard_bytes,
         )
 
     def _put_away(self, action: Action) -> Message:
         """A gradient that is written."""
         name = action.unit
-        older_bytes = self._gradient_bytes[name] * self.has_gradient_away(name)
+        older_bytes = self._units.gradient_bytes[name] * self.has_gradient_away(name)
         if action.overlaps:
             self._scattering = name
         else:
             self._keep_shard(name)
-        return written(self._gradient_bytes[name], older_bytes, overlaps=action.overlaps)
+        return written(self._units.gradient_bytes[name], older_bytes, overlaps=action.overlaps)
 
     def _gather_message(self, name: str, *, waits: bool) -> Message:
-        packed = self._packed.get(name)
+        packed = self._units.packed.get(name)
         if packed is None:
-            return Message(operation="all_gather", size_bytes=self._sizes[name].flats.full_bytes, staging={})
+            return Message(
+                operation="all_gather", size_bytes=self._units.sizes[name].flats.full_bytes, staging={}
+            )
         staging = {"communication": packed.largest_gather_staging_bytes} if waits else {}
         return Message(
             operation="all_gather", size_bytes=packed.gather_bytes, staging=staging, beside=staging
         )
 
-    def _reduce_bytes(self, name: str) -> int:
-        """The message of a reduction to shards."""
-        packed = self._packed.get(name)
-        return self._gradient_bytes[name] if packed is None else packed.reduce_bytes
-
-    def _resting_parameter_bytes(self, name: str) -> int:
-        return 0 if self.stages[name] and name in self._paged else self._sizes[name].resting_bytes
-
     def _is_collecting(self, name: str) -> bool:
         """Whether the full flat of gradients is there already; stages 2 and 3 make a new one each time."""
-        return not self._gradient_bytes.get(name, 0) or name in self._buffers
-
-    def _optimizer_bytes(self, name: str) -> int:
-        pieces = self._states(name).optimizer_scalar_bytes
-        if name in self._codes or name not in self._away:
-            pieces += self._codes[name].resting_bytes if name in self._codes else self.state_bytes(name)
-        if not self.stages[name]:
-            given_bytes = 0 if name in self._away else self._states(name).given_optimizer_bytes
-            return pieces + self._sizes[name].whole_state_bytes + given_bytes
-        return pieces + self._sizes[name].master_bytes + self._owned.get(name, NOTHING_OWNED).state_bytes
-
-    def _states(self, name: str) -> UnitStates:
-        return self.step.states.get(name) or _NO_PARAMETERS
+        return not self._units.gradient_bytes.get(name, 0) or name in self._buffers
 
 
 # Looked up, since a search asks hundreds of thousands of times.
