@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from memadvisor.architecture import Architecture
@@ -18,6 +18,7 @@ from memadvisor.cost.layouts.data_parallel import (
 )
 from memadvisor.cost.layouts.flops import executed_flops, halved_model_flops, model_flops
 from memadvisor.cost.layouts.kernels import Device, device_of
+from memadvisor.cost.layouts.layer_work import Groups as LayerGroups
 from memadvisor.cost.layouts.layer_work import layer_groups
 from memadvisor.cost.layouts.links import Group, group_of, message_seconds
 from memadvisor.cost.layouts.memory import (
@@ -133,44 +134,27 @@ def estimate_step(
     check_layout(model, step, cluster)
     layout, software = step.layout, step.software
     device = device_of(cluster.accelerator, software.compute_dtype, coefficients)
-
-    def group(size: int, stride: int) -> Group:
-        return group_of(cluster, size, stride, coefficients)
-
-    host_bytes_per_s = None if cluster.host is None else cluster.host.bytes_per_s
-    replicas = replica_groups(layout, group, host_bytes_per_s)
-    groups = layer_groups(layout, group, layout.pipeline > 1 and cluster.num_nodes > 1)
+    groups, replicas = _groups(layout, cluster, coefficients)
     layers = stage_layers(model, layout, software)
     chunks = price_chunks(model, step, layers, device, groups, replicas)
-    # Each tensor-parallel rank sends its part of the activations (arXiv:2104.04473, section 4.1).
-    # A decoder's stages pass the encoder's result on.
-    tokens = step.microbatch_tokens + (step.decoded_tokens if model.encoder_layers else 0.0)
-    elements = tokens * model.hidden / layout.tensor
-    sent_bytes = software.element_bytes * elements
-    stride = layout.tensor * layout.data * layout.context
     stall_s = message_stall_s(software, cluster.num_nodes)
     pipeline = simulate_pipeline(
         step_schedule(layout),
         stalled_costs([chunk.costs for chunk in chunks], stall_s),
         layout.num_microbatches,
         num_devices=layout.pipeline,
-        transfer_s=message_seconds(cluster, sent_bytes, layout.pipeline, stride, coefficients),
+        transfer_s=_transfer_seconds(model, step, cluster, coefficients),
         blocking=not software.overlap_messages,
         timeline=timeline,
     )
-    # Devices whose chunks are alike hold and do the same.
-    alike = [tuple(id(chunks[chunk]) for chunk in held) for held in pipeline.chunks]
-    first = dict(zip(reversed(alike), reversed(pipeline.chunks), strict=True))
-    stages = {key: device_contents(held, layers) for key, held in first.items()}
-    held_once = [(stages[key], [chunks[chunk] for chunk in held]) for key, held in first.items()]
-    time_s = _times(model, step, device, chunks, pipeline, held_once, replicas, stall_s)
-    peaks = list(zip(alike, pipeline.peak_held_bytes, strict=True))
+    held = _held_by_device(pipeline, chunks, layers)
+    time_s = _times(model, step, device, chunks, pipeline, dict.fromkeys(held), replicas, stall_s)
+    peaks = list(zip(held, pipeline.peak_held_bytes, strict=True))
     memory_of = {
-        (key, held_bytes): stage_memory(model, step, stages[key], held_bytes, coefficients)
-        for key, held_bytes in set(peaks)
+        (each, held_bytes): stage_memory(model, step, each.contents, held_bytes, coefficients)
+        for each, held_bytes in set(peaks)
     }
     memories = [memory_of[peak] for peak in peaks]
-    heaviest = max(memories, key=lambda memory: memory.total_bytes)
     total = pipeline.step_s + time_s["gradients_and_parameters"] + time_s["optimizer"]
     peak = device.peak_flops_per_s * layout.num_ranks * total
     return StepEstimate(
@@ -178,7 +162,7 @@ def estimate_step(
         time_s=time_s,
         first=memories[0],
         last=memories[-1],
-        worst=heaviest,
+        worst=max(memories, key=lambda memory: memory.total_bytes),
         stage_layers=layers,
         pipeline=pipeline,
         memory_bytes=device.memory_bytes,
@@ -189,13 +173,59 @@ def estimate_step(
     )
 
 
+def _groups(
+    layout: Layout, cluster: Cluster, coefficients: Coefficients
+) -> tuple[LayerGroups, ReplicaGroups]:
+    """The groups of ranks that layers talk to, and those of replicas."""
+
+    def group(size: int, stride: int) -> Group:
+        return group_of(cluster, size, stride, coefficients)
+
+    host_bytes_per_s = None if cluster.host is None else cluster.host.bytes_per_s
+    crosses_nodes = layout.pipeline > 1 and cluster.num_nodes > 1
+    return layer_groups(layout, group, crosses_nodes), replica_groups(layout, group, host_bytes_per_s)
+
+
+def _transfer_seconds(
+    model: Architecture, step: TrainingStep, cluster: Cluster, coefficients: Coefficients
+) -> list[float]:
+    """Of the messages between stages: each tensor-parallel rank sends its part of the activations (arXiv:2104.04473, section
+    4.1). A decoder's stages pass the encoder's result on."""
+    layout = step.layout
+    tokens = step.microbatch_tokens + (step.decoded_tokens if model.encoder_layers else 0.0)
+    sent_bytes = step.software.element_bytes * (tokens * model.hidden / layout.tensor)
+    stride = layout.tensor * layout.data * layout.context
+    return message_seconds(cluster, sent_bytes, layout.pipeline, stride, coefficients)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Held:
+    """What a device holds; all devices whose chunks are alike have one, since they hold and do the same."""
+
+    contents: StageContents
+    chunks: Sequence[PricedChunk]
+
+
+def _held_by_device(
+    pipeline: PipelineTimes, chunks: Sequence[PricedChunk], layers: tuple[int, ...]
+) -> list[_Held]:
+    known: dict[tuple[int, ...], _Held] = {}
+    found = []
+    for numbers in pipeline.chunks:
+        key = tuple(id(chunks[number]) for number in numbers)
+        if key not in known:
+            known[key] = _Held(device_contents(numbers, layers), [chunks[number] for number in numbers])
+        found.append(known[key])
+    return found
+
+
 def _times(
     model: Architecture,
     step: TrainingStep,
     device: Device,
     chunks: list[PricedChunk],
     pipeline: PipelineTimes,
-    held_once: list[tuple[StageContents, list[PricedChunk]]],
+    held_once: Iterable[_Held],
     groups: ReplicaGroups,
     stall_s: float,
 ) -> dict[str, float]:
@@ -203,10 +233,10 @@ def _times(
     that are alike once. `stall_s`: by which each message is longer."""
     known = device.coefficients
     exposed = optimizer = 0.0
-    for contents, held in held_once:
-        count = stage_parameters(model, step, contents)
+    for held in held_once:
+        count = stage_parameters(model, step, held.contents)
         reduce_s, gather_s = step_traffic(step, count, groups)
-        costs = [chunk.costs for chunk in held]
+        costs = [chunk.costs for chunk in held.chunks]
         forward = sum(cost.forward_s for cost in costs)
         backward = sum(cost.input_backward_s + cost.weight_backward_s for cost in costs)
         exposed = max(exposed, exposed_step_seconds(step, reduce_s, gather_s, backward, forward, known))
