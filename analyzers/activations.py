@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from memadvisor.analyzers.checkpoint_frames import MODEL_STATES, TracedCalls
 from memadvisor.analyzers.intervals import holds, union
-from memadvisor.run.run import RankRun
 
 NUM_LISTED = 20
 
@@ -88,14 +87,11 @@ class Activations:
     longest: tuple[Lifetime, ...]  # 20, by kept_s
 
 
-def activations(rank: RankRun) -> Activations | None:
+def activations(traced: TracedCalls | None) -> Activations | None:
     """Join saved tensors with their storages. None when no step was traced."""
-    step = rank.traced_step
-    if step is None or not rank.storages:
+    if traced is None:
         return None
-    lifetimes = sorted(
-        _lifetimes(TracedCalls(rank, step), step.start_s), key=lambda life: (life.born_s, life.storage_id)
-    )
+    lifetimes = sorted(_lifetimes(traced), key=lambda life: (life.born_s, life.storage_id))
     by_micro_batch: dict[int, int] = defaultdict(int)
     known = {life.storage_id for life in lifetimes}
     in_order = [
@@ -121,7 +117,8 @@ def activations(rank: RankRun) -> Activations | None:
     )
 
 
-def _lifetimes(traced: TracedCalls, start_s: float) -> Iterator[Lifetime]:
+def _lifetimes(traced: TracedCalls) -> Iterator[Lifetime]:
+    start_s = traced.step.start_s
     second_runs = union((c.start_s, c.end_s) for c in traced.rank.module_calls if c.phase == "recompute")
     for storage_id, rows in traced.saves_of.items():
         storage = traced.storages[storage_id]

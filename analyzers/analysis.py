@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memadvisor.analyzers.activations import Activations, activations
+from memadvisor.analyzers.checkpoint_frames import traced_calls
 from memadvisor.analyzers.checkpointing import CheckpointedModule, Checkpointing, checkpointing
 from memadvisor.analyzers.clocks import align_clocks
 from memadvisor.analyzers.communication import Communication, communication
@@ -131,6 +132,7 @@ def _analyze_rank(
     peak = peak_breakdown(rank, timeline)
     used = utilization(rank, time, hardware)
     traffic, waits = communication(rank, matched), data_waits(rank)
+    traced = traced_calls(rank)
     return RankAnalysis(
         rank=rank.process.rank,
         highest_peak_bytes=_highest(step.peak_allocated_bytes for step in rank.steps),
@@ -138,8 +140,8 @@ def _analyze_rank(
         timeline=timeline,
         peak=peak,
         model_states=model_states(rank, run.plan),
-        activations=activations(rank),
-        checkpointing=checkpointing(rank, timeline, peak, time),
+        activations=activations(traced),
+        checkpointing=checkpointing(traced, timeline, peak, time),
         step_time=time,
         utilization=used,
         communication=traffic,
@@ -149,7 +151,7 @@ def _analyze_rank(
         roofline=roofline(rank, time, used, hardware),
         evaluation=evaluation(rank),
         script_changes=script_changes(
-            rank,
+            traced,
             timeline,
             time=time,
             traffic=traffic,

@@ -52,6 +52,12 @@ class Frame:
     highest_bytes: int
 
 
+def traced_calls(rank: RankRun) -> TracedCalls | None:
+    """None when no step was traced, or nothing was seen in it."""
+    step = rank.traced_step
+    return None if step is None or not rank.storages else TracedCalls(rank, step)
+
+
 class TracedCalls:
     """The traced step, ordered for questions about calls. Storages of other devices are left out."""
 

@@ -85,13 +85,15 @@ def _cost(row: CheckpointedModule) -> float:
 
 
 def checkpointing(
-    rank: RankRun, timeline: MemoryTimeline | None, peak: PeakBreakdown | None, time: StepTime | None
+    traced: TracedCalls | None,
+    timeline: MemoryTimeline | None,
+    peak: PeakBreakdown | None,
+    time: StepTime | None,
 ) -> Checkpointing | None:
     """Try every module that saves something, and every kind. None when no module call was recorded."""
-    step = rank.traced_step
-    if step is None or timeline is None or peak is None or not rank.module_calls:
+    if traced is None or timeline is None or peak is None or not traced.rank.module_calls:
         return None
-    table = _Table(TracedCalls(rank, step), timeline, peak, time)
+    table = _Table(traced, timeline, peak, time)
     candidates = table.candidates()
     rows = [table.row(name, modules) for name, modules in candidates[:MAX_CANDIDATES]]
     rows.sort(key=lambda row: (-(row.peak_saved_bytes or 0), -(row.freed_bytes or 0), _cost(row)))

@@ -68,8 +68,7 @@ class ScriptChange:
 class Facts:
     """A rank with a traced step, and what other analyzers say of it."""
 
-    rank: RankRun
-    step: Step
+    calls: TracedCalls
     timeline: MemoryTimeline
     time: StepTime | None
     communication: Communication | None
@@ -77,9 +76,13 @@ class Facts:
     hardware: Hardware | None
     waits: DataWaits | None
 
-    @cached_property
-    def calls(self) -> TracedCalls:
-        return TracedCalls(self.rank, self.step)
+    @property
+    def rank(self) -> RankRun:
+        return self.calls.rank
+
+    @property
+    def step(self) -> Step:
+        return self.calls.step
 
     @cached_property
     def peak_bytes(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from memadvisor.analyzers.checkpoint_frames import TracedCalls, traced_calls
 from memadvisor.analyzers.clocks import align_clocks
 from memadvisor.analyzers.communication import Communication, communication
 from memadvisor.analyzers.data_waits import DataWaits, data_waits
@@ -43,7 +44,7 @@ def changes_of(run: Run, rank: RankRun, hardware: Hardware | None = None) -> tup
     """Those of one rank of a run of which nothing else has been analysed yet."""
     time = step_time(rank)
     return script_changes(
-        rank,
+        traced_calls(rank) if run.plan is None else None,
         memory_timeline(rank),
         time=time,
         traffic=communication(rank, match_collectives(run.ranks, align_clocks(run.ranks))),
@@ -55,7 +56,7 @@ def changes_of(run: Run, rank: RankRun, hardware: Hardware | None = None) -> tup
 
 
 def script_changes(
-    rank: RankRun,
+    traced: TracedCalls | None,
     timeline: MemoryTimeline | None,
     *,
     has_plan: bool,
@@ -66,12 +67,10 @@ def script_changes(
     waits: DataWaits | None = None,
 ) -> tuple[ScriptChange, ...]:
     """None of a step that ran with a plan in force: what it keeps and sends is the plan's doing as much as the script's."""
-    step = rank.traced_step
-    if step is None or timeline is None or has_plan:
+    if traced is None or timeline is None or has_plan:
         return ()
     facts = Facts(
-        rank=rank,
-        step=step,
+        calls=traced,
         timeline=timeline,
         time=time,
         communication=traffic,

@@ -1,6 +1,7 @@
 import dataclasses
 
 from memadvisor.analyzers.activations import activations
+from memadvisor.analyzers.checkpoint_frames import traced_calls
 from memadvisor.run.records import ModuleCall, Saved
 from tests.make_run import make_run, step, storage
 
@@ -20,7 +21,7 @@ def saved(storage_id, saved_s, released_s=None, *, module="a", unit="a", micro_b
 
 def test_a_block_keeps_the_outputs_of_its_layers():
     """Four linear layers of 3h, h, 4h and h float32 values a token: 9 x 64 x 4 bytes each."""
-    kept = activations(make_run().ranks[0])
+    kept = activations(traced_calls(make_run().ranks[0]))
     block = next(unit for unit in kept.units if unit.name == "blocks.1")
 
     assert block.saved_bytes == TOKENS * 9 * 64 * 4
@@ -29,7 +30,7 @@ def test_a_block_keeps_the_outputs_of_its_layers():
 
 
 def test_units_and_modules_sum_to_what_is_kept():
-    kept = activations(make_run(num_micro_batches=3).ranks[0])
+    kept = activations(traced_calls(make_run(num_micro_batches=3).ranks[0]))
 
     assert sum(unit.saved_bytes for unit in kept.units) == kept.saved_bytes
     assert sum(module.saved_bytes for module in kept.modules) == kept.saved_bytes
@@ -37,7 +38,7 @@ def test_units_and_modules_sum_to_what_is_kept():
 
 def test_micro_batches_do_not_add_up():
     """Each keeps its activations until its own backward, so one's are what is kept at a time."""
-    one, three = (activations(make_run(num_micro_batches=n).ranks[0]) for n in (1, 3))
+    one, three = (activations(traced_calls(make_run(num_micro_batches=n).ranks[0])) for n in (1, 3))
 
     assert one.saved_bytes == three.saved_bytes
     assert len(three.lifetimes) == 3 * len(one.lifetimes)
@@ -48,7 +49,7 @@ def test_a_storage_saved_twice_counts_once_for_the_first():
         saved(0, 3.0, 6.0, module="second", unit="second"),
         saved(0, 2.0, 7.0, module="first", unit="first"),
     ]
-    kept = activations(rank_of([storage(birth_s=1.0, last_use_s=6.5)], rows))
+    kept = activations(traced_calls(rank_of([storage(birth_s=1.0, last_use_s=6.5)], rows)))
     life = kept.lifetimes[0]
 
     assert kept.saved_bytes == 100
@@ -58,7 +59,7 @@ def test_a_storage_saved_twice_counts_once_for_the_first():
 
 
 def test_what_somebody_still_holds_is_not_released():
-    kept = activations(rank_of([storage()], [saved(0, 2.0, 5.0), saved(0, 3.0)]))
+    kept = activations(traced_calls(rank_of([storage()], [saved(0, 2.0, 5.0), saved(0, 3.0)])))
 
     assert kept.lifetimes[0].released_s is None
     assert kept.longest == ()
@@ -71,13 +72,13 @@ def test_saved_parameters_and_what_was_there_before_do_not_count():
         storage(storage_id=2, category="gradient"),
         storage(storage_id=3, category="input", phase="outside", size_bytes=8),
     ]
-    kept = activations(rank_of(rows, [saved(i, 1.0) for i in range(4)]))
+    kept = activations(traced_calls(rank_of(rows, [saved(i, 1.0) for i in range(4)])))
 
     assert kept.saved_bytes == 8
 
 
 def test_the_storage_says_how_many_bytes_not_the_view():
-    kept = activations(rank_of([storage(size_bytes=4096)], [saved(0, 1.0, size_bytes=64)]))
+    kept = activations(traced_calls(rank_of([storage(size_bytes=4096)], [saved(0, 1.0, size_bytes=64)])))
 
     assert kept.saved_bytes == 4096
 
@@ -87,7 +88,7 @@ def test_what_was_moved_and_is_back_counts_once_and_codes_beside_an_original_cou
     rows[0] = dataclasses.replace(rows[0], operator="aten::tanh")
     back = dataclasses.replace(saved(1, 5.0, 6.0), copy_of=0)
     codes = dataclasses.replace(saved(2, 2.0, 6.0), copy_of=0, original_bytes=64)
-    kept = activations(rank_of(rows, [saved(0, 1.0, 3.0), back, codes]))
+    kept = activations(traced_calls(rank_of(rows, [saved(0, 1.0, 3.0), back, codes])))
     lives = {life.storage_id: life for life in kept.lifetimes}
 
     assert (kept.saved_bytes, kept.moved_bytes) == (64 + 16, 64)
@@ -98,7 +99,7 @@ def test_what_was_moved_and_is_back_counts_once_and_codes_beside_an_original_cou
 
 def test_the_first_block_keeps_longest():
     """The backward runs in reverse, so what is saved first is released last."""
-    kept = activations(make_run().ranks[0])
+    kept = activations(traced_calls(make_run().ranks[0]))
 
     assert kept.longest[0].unit == "embedding"
     assert [life.size_bytes for life in kept.largest] == sorted(
@@ -107,8 +108,8 @@ def test_the_first_block_keeps_longest():
 
 
 def test_recomputed_blocks_keep_their_input_in_the_forward():
-    plain = activations(make_run(num_ranks=1).ranks[0])
-    recomputed = activations(make_run(num_ranks=1, recompute=("blocks.1",)).ranks[0])
+    plain = activations(traced_calls(make_run(num_ranks=1).ranks[0]))
+    recomputed = activations(traced_calls(make_run(num_ranks=1, recompute=("blocks.1",)).ranks[0]))
 
     in_forward = [
         life.size_bytes
@@ -120,7 +121,7 @@ def test_recomputed_blocks_keep_their_input_in_the_forward():
 
 
 def test_without_a_traced_step_nothing_is_known():
-    assert activations(make_run(traced_step=None).ranks[0]) is None
+    assert activations(traced_calls(make_run(traced_step=None).ranks[0])) is None
 
 
 def test_what_a_second_forward_saves_lives_for_one_backward_and_is_in_no_sum():
@@ -129,7 +130,7 @@ def test_what_a_second_forward_saves_lives_for_one_backward_and_is_in_no_sum():
     again = ModuleCall(0, "blocks.0", "blocks.0", "recompute", 0, 4.0, 5.0)
     saves = [saved(0, 1.0, 6.0), saved(1, 4.2, 5.5), saved(2, 4.4, 5.5)]
     rank = dataclasses.replace(rank_of(rows, saves), module_calls=(again,))
-    kept = activations(rank)
+    kept = activations(traced_calls(rank))
 
     assert kept.saved_bytes == sum(unit.saved_bytes for unit in kept.units) == 64
     assert [life.is_made_again for life in kept.lifetimes] == [False, True, True]

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from memadvisor.analyzers.activations import activations
+from memadvisor.analyzers.checkpoint_frames import traced_calls
 from memadvisor.analyzers.checkpointing import Checkpointing, checkpointing, kind_of
 from memadvisor.analyzers.peak import peak_breakdown
 from memadvisor.analyzers.step_time import step_time
@@ -38,7 +39,7 @@ def plain_run(tmp_path_factory):
 
 def table(rank: RankRun) -> Checkpointing:
     timeline = memory_timeline(rank)
-    return checkpointing(rank, timeline, peak_breakdown(rank, timeline), step_time(rank))
+    return checkpointing(traced_calls(rank), timeline, peak_breakdown(rank, timeline), step_time(rank))
 
 
 def kept_for_backward(rank: RankRun) -> int:
@@ -74,9 +75,9 @@ def test_a_foretold_checkpoint_is_what_is_measured_when_it_is_applied(
 
     now_kept = kept_for_backward(before) - row.freed_bytes
     assert now_kept == pytest.approx(kept_for_backward(after), rel=1e-4)
-    saved_bytes = activations(before).saved_bytes - row.freed_bytes
+    saved_bytes = activations(traced_calls(before)).saved_bytes - row.freed_bytes
     saved_bytes -= RANDOM_STATE_BYTES * row.num_calls // settings.get("micro_batches", 1)
-    assert saved_bytes == pytest.approx(activations(after).saved_bytes, rel=1e-4)
+    assert saved_bytes == pytest.approx(activations(traced_calls(after)).saved_bytes, rel=1e-4)
     assert row.peak_bytes == pytest.approx(after.traced_step.peak_allocated_bytes, rel=0.002)
 
 

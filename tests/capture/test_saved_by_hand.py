@@ -10,6 +10,7 @@ from torch import nn
 
 import memadvisor
 from memadvisor.analyzers.activations import activations
+from memadvisor.analyzers.checkpoint_frames import traced_calls
 
 F32 = 4
 LOSS_BYTES = 2 * F32  # itself, and the one that its backward begins with
@@ -126,7 +127,7 @@ def moments(rank):
 def test_autograd_keeps_what_is_worked_out_by_hand(name, tmp_path):
     build, shape, expected = BY_HAND[name]
     rank = profiled(build(), shape, tmp_path / "run")
-    kept = activations(rank)
+    kept = activations(traced_calls(rank))
     found = [
         (
             life.module,
@@ -183,7 +184,7 @@ def test_modules_keep_what_is_alive_for_the_backward_and_parents_keep_their_chil
     """When the backward begins nothing born in the step is alive but what modules keep, and the loss."""
     with tempfile.TemporaryDirectory() as directory:
         rank = profiled(nn.Sequential(nn.Linear(DIM, DIM), built(body)), (BATCH, DIM), f"{directory}/run")
-    kept = activations(rank)
+    kept = activations(traced_calls(rank))
     step = rank.traced_step
     begin_s = moments(rank)[1] + step.start_s
     alive = {

@@ -1,4 +1,5 @@
 from memadvisor.analyzers.activations import activations
+from memadvisor.analyzers.checkpoint_frames import traced_calls
 from memadvisor.analyzers.peak import peak_breakdown
 from memadvisor.analyzers.timeline import memory_timeline
 from memadvisor.run.records import Module
@@ -12,7 +13,7 @@ def nodes(tree):
 
 def tree_of(rank):
     peak = peak_breakdown(rank, memory_timeline(rank))
-    return module_tree(rank.modules, rank.parameters, peak, activations(rank))
+    return module_tree(rank.modules, rank.parameters, peak, activations(traced_calls(rank)))
 
 
 def test_the_root_holds_the_whole_peak_and_all_that_is_saved():
@@ -21,7 +22,7 @@ def test_the_root_holds_the_whole_peak_and_all_that_is_saved():
     tree = tree_of(rank)
 
     assert tree.peak_bytes == peak.allocated_bytes - peak.unexplained_bytes
-    assert tree.saved_bytes == activations(rank).saved_bytes
+    assert tree.saved_bytes == activations(traced_calls(rank)).saved_bytes
     assert tree.num_parameters == sum(p.num_elements for p in rank.parameters)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from memadvisor.analyzers.checkpoint_frames import traced_calls
 from memadvisor.analyzers.script_changes.found import script_changes
 from memadvisor.analyzers.timeline import memory_timeline
 from memadvisor.run.run import RankRun
@@ -12,7 +13,7 @@ KEPT = storage(birth_s=0.1, last_use_s=0.2, size_bytes=400)
 
 
 def grows(rank: RankRun) -> bool:
-    found = script_changes(rank, memory_timeline(rank), has_plan=False)
+    found = script_changes(traced_calls(rank), memory_timeline(rank), has_plan=False)
     return any(change.kind == "growth" for change in found)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from memadvisor.analyzers.checkpoint_frames import traced_calls
 from memadvisor.analyzers.script_changes.change import ScriptChange
 from memadvisor.analyzers.script_changes.found import script_changes
 from memadvisor.analyzers.timeline import memory_timeline
@@ -33,7 +34,7 @@ def rank_of(*storages: Storage) -> RankRun:
 
 
 def held_of(rank: RankRun) -> list[ScriptChange]:
-    found = script_changes(rank, memory_timeline(rank), has_plan=False)
+    found = script_changes(traced_calls(rank), memory_timeline(rank), has_plan=False)
     return [change for change in found if change.kind == "held_results"]
 
 

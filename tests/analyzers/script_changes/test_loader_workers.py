@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from memadvisor.analyzers.checkpoint_frames import traced_calls
 from memadvisor.analyzers.data_waits import data_waits
 from memadvisor.analyzers.script_changes.change import ScriptChange
 from memadvisor.analyzers.script_changes.found import script_changes
@@ -20,7 +21,11 @@ def found(wait_s: float, num_workers: int) -> ScriptChange | None:
     loader = LoaderInfo(0, num_workers, None, False, False, 8)
     rank = dataclasses.replace(rank, data_loaders=(loader,), data_waits=tuple(waits))
     changes = script_changes(
-        rank, memory_timeline(rank), time=step_time(rank), waits=data_waits(rank), has_plan=False
+        traced_calls(rank),
+        memory_timeline(rank),
+        time=step_time(rank),
+        waits=data_waits(rank),
+        has_plan=False,
     )
     return next((change for change in changes if change.kind == "loader_workers"), None)
 
@@ -50,7 +55,11 @@ def test_where_no_loader_was_read_nothing_is_known():
     run = make_run(num_ranks=1)
     rank = run.ranks[0]
     changes = script_changes(
-        rank, memory_timeline(rank), time=step_time(rank), waits=data_waits(rank), has_plan=False
+        traced_calls(rank),
+        memory_timeline(rank),
+        time=step_time(rank),
+        waits=data_waits(rank),
+        has_plan=False,
     )
 
     assert all(change.kind != "loader_workers" for change in changes)

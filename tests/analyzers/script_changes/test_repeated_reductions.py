@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from memadvisor.analyzers.checkpoint_frames import traced_calls
 from memadvisor.analyzers.script_changes.change import ScriptChange
 from memadvisor.analyzers.script_changes.found import script_changes
 from memadvisor.analyzers.timeline import memory_timeline
@@ -23,7 +24,7 @@ def found(*calls: tuple[str, float], update_s: float = 0.9) -> ScriptChange | No
         spans=(*spans, Span(0, "optimizer", "", 2, update_s, update_s + 0.05)),
         collectives=tuple(dataclasses.replace(ALL_REDUCE, unit=unit, issue_s=at_s) for unit, at_s in calls),
     )
-    changes = script_changes(rank, memory_timeline(rank), has_plan=False)
+    changes = script_changes(traced_calls(rank), memory_timeline(rank), has_plan=False)
     return next((change for change in changes if change.kind == "repeated_reductions"), None)
 
 

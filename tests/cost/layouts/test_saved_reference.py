@@ -7,6 +7,7 @@ import torch
 
 import memadvisor
 from memadvisor.analyzers.activations import activations
+from memadvisor.analyzers.checkpoint_frames import traced_calls
 from memadvisor.architectures.hugging_face import architecture_from_config
 from memadvisor.architectures.load import load_architecture
 from memadvisor.cost.layouts.coefficients import FITTED
@@ -61,7 +62,7 @@ def captured_bytes(model, inputs, directory):
             model(**inputs).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-    found = activations(prof.run.ranks[0])
+    found = activations(traced_calls(prof.run.ranks[0]))
     return sum(life.size_bytes for life in found.lifetimes if life.size_bytes > 4 * BATCH * TOKENS)
 
 

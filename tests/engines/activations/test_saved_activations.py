@@ -11,6 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 import memadvisor
 from memadvisor.activation_bits import rounded_bytes
 from memadvisor.analyzers.activations import activations
+from memadvisor.analyzers.checkpoint_frames import traced_calls
 from memadvisor.engines.activations import saved_activations
 from memadvisor.engines.apply import apply
 from tests.engines.activations.test_offloaded_activations import stack
@@ -74,11 +75,15 @@ def who(lifetimes):
 def test_when_the_backward_begins_what_is_said_to_be_kept_is_what_is_alive(kind, tmp_path):
     rank, _ = profiled(PLANS[kind], tmp_path / "run")
     begin_s = begin_of_backward(rank)
-    here = [life for life in activations(rank).lifetimes if life.saved_s <= begin_s < life.released_s]
+    here = [
+        life
+        for life in activations(traced_calls(rank)).lifetimes
+        if life.saved_s <= begin_s < life.released_s
+    ]
 
     assert sum(life.size_bytes for life in here) == alive_bytes(rank, begin_s) - LOSS_BYTES
     rows = {row.storage_id: row for row in rank.storages}
-    for life in activations(rank).lifetimes:
+    for life in activations(traced_calls(rank)).lifetimes:
         row = rows[life.storage_id]
         assert life.born_s <= life.saved_s < life.released_s <= row.death_s - rank.traced_step.start_s
         assert life.last_used_s > begin_s or kind == "moved"
@@ -86,8 +91,8 @@ def test_when_the_backward_begins_what_is_said_to_be_kept_is_what_is_alive(kind,
 
 
 def test_codes_count_their_own_bytes_for_whom_saved_the_original(tmp_path):
-    plain = activations(profiled(None, tmp_path / "plain")[0])
-    rounded = activations(profiled(PLANS["rounded"], tmp_path / "rounded")[0])
+    plain = activations(traced_calls(profiled(None, tmp_path / "plain")[0]))
+    rounded = activations(traced_calls(profiled(PLANS["rounded"], tmp_path / "rounded")[0]))
 
     assert who(rounded.lifetimes) == who(plain.lifetimes)
     sizes = sorted(
@@ -99,7 +104,7 @@ def test_codes_count_their_own_bytes_for_whom_saved_the_original(tmp_path):
 def test_what_is_away_is_not_said_to_be_here_and_counts_once(tmp_path):
     rank, losses = profiled(PLANS["moved"], tmp_path / "moved")
     plain_rank, plain_losses = profiled(None, tmp_path / "plain")
-    moved, plain = activations(rank), activations(plain_rank)
+    moved, plain = activations(traced_calls(rank)), activations(traced_calls(plain_rank))
     begin_s = begin_of_backward(rank)
     back = [life for life in moved.lifetimes if life.returned_of is not None]
     first = {life.storage_id: life for life in moved.lifetimes if life.returned_of is None}
@@ -141,7 +146,7 @@ def test_a_scripts_own_hooks_see_what_stays_and_no_codes(kind, tmp_path):
     assert recorded == seen * 2
     goes = [(torch.float32, (32, 64))] * 3 + [(torch.float32, (32, 128))] * 6
     assert sorted(map(str, seen + goes)) == sorted(map(str, every))
-    assert activations(rank).lifetimes == ()
+    assert activations(traced_calls(rank)).lifetimes == ()
 
 
 @pytest.mark.gpu
