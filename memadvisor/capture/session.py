@@ -123,14 +123,18 @@ def profile_script(
                 followed.stop()
             _finish(recorders, failure)
             if not recorders:
-                is_refused = isinstance(failure, MemadvisorError)  # that says why itself
-                if not has_torch and not is_refused:
-                    elsewhere = of_other_processes()
-                    also = f"; {elsewhere}" if elsewhere else ""
-                    say(f"memadvisor: no training step was seen: the script never imported torch{also}.")
+                if not has_torch:
+                    _say_no_torch(failure)
                 discard_empty_run(directory)
             elif after is not None:
                 after(exit_code_of(failure) == 0)
+
+
+def _say_no_torch(failure: BaseException | None) -> None:
+    if not isinstance(failure, MemadvisorError):  # that says why itself
+        elsewhere = of_other_processes()
+        also = f"; {elsewhere}" if elsewhere else ""
+        say(f"memadvisor: no training step was seen: the script never imported torch{also}.")
 
 
 def _finish(
