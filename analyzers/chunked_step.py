@@ -100,6 +100,13 @@ def settled(rank: RankRun, chunked: ChunkedLoss) -> ChunkedLoss:
     return ChunkedLoss(layer=layer.name, rows=layer.rows(chunked))
 
 
+def units_of(rank: RankRun, chunked: ChunkedLoss) -> frozenset[str]:
+    """The units whose parameters the layer uses: its own, and that of what its weights are tied to."""
+    owners = {row.name: row.unit for row in rank.parameters}
+    used = [row for row in rank.parameters if row.name.rpartition(".")[0] == chunked.layer]
+    return frozenset(owners.get(row.tied_to, row.unit) if row.tied_to else row.unit for row in used)
+
+
 def with_chunked_loss(rank: RankRun, step: Step, chunked: ChunkedLoss) -> RankRun:
     """Unchanged where there is nothing that chunks make smaller."""
     layer = loss_layer(rank, chunked)

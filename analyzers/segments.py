@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 
 from memadvisor.analyzers.batch_sizes import slow_convolutions
-from memadvisor.analyzers.chunked_step import again_s, settled, with_chunked_loss
+from memadvisor.analyzers.chunked_step import again_s, settled, units_of, with_chunked_loss
 from memadvisor.analyzers.data_ranks import num_splitting
 from memadvisor.analyzers.fused_step import fused_seconds, with_fused_updates
 from memadvisor.analyzers.gradient_use import leaves_gradients_alone
@@ -65,7 +65,8 @@ class RecordedStep:
 
     With `fused_updates` its optimizers run torch's, which take what `optimizer_rates` say, where these are known
     (fused_step.py). With `chunked_loss` its loss is in chunks (chunked_step.py). `measured_step_time_s`: of the step as it was.
-    `chunked_loss`: with its layer and rows; `chunks_again_s`: what is done once more for it.
+    `chunked_loss`: with its layer and rows; `chunked_units`: whose parameters it needs until the loss; `chunks_again_s`: what
+    is done once more for it.
     """
 
     def __init__(
@@ -82,9 +83,10 @@ class RecordedStep:
         traced, rank, step = _traced_ranks(run, of_rank)
         rank = with_nested_backwards(with_passes_apart(rank) if rank.pipeline_stages else rank)
         rank = with_fused_updates(rank) if fused_updates else rank
-        unchunked, self.chunked_loss = rank, chunked_loss
+        unchunked, self.chunked_loss, self.chunked_units = rank, chunked_loss, frozenset[str]()
         if chunked_loss is not None:
             self.chunked_loss = settled(rank, chunked_loss)
+            self.chunked_units = units_of(rank, self.chunked_loss)
             rank = with_chunked_loss(rank, step, chunked_loss)
         self._is_apart = bool(rank.pipeline_stages or rank.tensor_parallel)  # it shares nothing
         # Stages keep theirs gathered for the whole step, and beside split layers each is gathered as it was: replayed as it is.

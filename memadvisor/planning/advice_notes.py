@@ -105,8 +105,8 @@ def chunk_notes(chunked: ChunkedLoss | None, again_s: float) -> Iterator[str]:
     yield f"Every plan rounds otherwise: {chunked_loss_text()}"
     yield (
         f"The output of {chunked.layer!r} is made {chunked.rows} rows at a time, and once more in the backward, which takes "
-        f"{format_seconds(again_s)} of a step, as recorded for all rows at once. Plans of ZeRO stage 3, and with parameters "
-        "elsewhere, are left out: the layer's weights must be there until the loss."
+        f"{format_seconds(again_s)} of a step, as recorded for all rows at once. Its weights must be there until the loss: their "
+        "unit is of ZeRO stage 2 where others are of stage 3, and plans with parameters elsewhere are left out."
     )
 
 

@@ -136,6 +136,7 @@ def advise(
         optimizer_bits=optimizer_bits,
         fused_updates=fused_updates,
         chunked_loss=recorded.chunked_loss,
+        chunked_units=recorded.chunked_units,
         local_sgd=local_sgd,
         algorithms=machine.algorithms,
     )

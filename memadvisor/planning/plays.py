@@ -6,7 +6,7 @@ Searches play thousands; nothing here refers to a search, so that what is kept o
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import replace
 from functools import partial
 
@@ -41,7 +41,8 @@ class Plays:
     """Of the steps of one run, for so many ranks and within one budget, with what was asked for and never chosen.
 
     `settings`: a CUDA allocator's; with them a plan needs what that reserves, and its peak is what that has allocated, in
-    its blocks; else it is the simulator's. `paged_transfers`: where parameters and gradients lie on the tier too.
+    its blocks; else it is the simulator's. `paged_transfers`: where parameters and gradients lie on the tier too. `chunked_units`: those that a loss in
+    chunks needs beyond their forward, which are not freed after it.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Plays:
         optimizer_bits: int | None = None,
         fused_updates: bool = False,
         chunked_loss: ChunkedLoss | None = None,
+        chunked_units: Collection[str] = (),
         local_sgd: LocalSgd | None = None,
         algorithms: tuple[Algorithm, ...] = (),
     ) -> None:
@@ -75,6 +77,7 @@ class Plays:
         self.optimizer_bits = optimizer_bits
         self.fused_updates = fused_updates
         self.chunked_loss = chunked_loss
+        self._chunked_units = chunked_units
         self.local_sgd = local_sgd
         self._algorithms = algorithms
         # Of the step that is played, and of the same with fewer micro-batches; of each way of having states the moments of
@@ -168,6 +171,10 @@ class Plays:
         units = arrangement.units
         if self.optimizer_bits is not None:
             units = tuple(replace(unit, optimizer_bits=self.optimizer_bits) for unit in units)
+        units = tuple(
+            replace(unit, zero_stage=min(2, unit.zero_stage)) if unit.name in self._chunked_units else unit
+            for unit in units
+        )
         return Plan(
             fingerprint=self.fingerprint,
             num_ranks=self.num_ranks,

@@ -40,9 +40,7 @@ class Search:
         self.plays = plays
         self.near_ranks = near_ranks  # that may share second copies
         stages = range(1) if plays.local_sgd is not None else plays.compression.stages
-        stages = stages[max(0, plays.precision.least_stage - stages[0]) :]
-        # A loss in chunks needs a layer's weights beyond its forward.
-        self.stages = [stage for stage in stages if stage < 3 or plays.chunked_loss is None]
+        self.stages = stages[max(0, plays.precision.least_stage - stages[0]) :]
         self.needs: list[int] = []
         self.needs_unchanged: list[int] = []  # of those that leave the script alone
         self._bounds = SplitBounds(plays.times)

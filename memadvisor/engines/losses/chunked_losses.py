@@ -58,7 +58,8 @@ class ChunkedLosses:
             raise PlanError(
                 f"The plan takes parameters of unit {elsewhere[0]!r} back after its forward, and the output of {name!r}, which is made "
                 "in chunks, needs them until the loss.",
-                hint="have this unit on ZeRO stage 2 or lower, and its parameters on the device, or leave out --chunked-loss.",
+                hint="have this unit on ZeRO stage 2 or lower, as a plan of `memadvisor advise --chunked-loss` has it, and its "
+                "parameters on the device; or leave out --chunked-loss.",
             )
         self._names[layer] = name
         self._wrap(type(layer))

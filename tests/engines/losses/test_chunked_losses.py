@@ -258,7 +258,7 @@ def planned(rank, plan):
         return on_ranks(rank, plan)
 
 
-@pytest.mark.parametrize("stages", [(0,), (1,), (2,), (0, 2, 1, 2)])
+@pytest.mark.parametrize("stages", [(0,), (1,), (2,), (0, 2, 1, 2), (3, 2, 3, 3)])
 def test_sharded_ranks_train_as_without_it(stages):
     names = ["", "blocks.0", "blocks.1", "blocks.2", "head", "tokens"]
     units = tuple(
