@@ -69,9 +69,7 @@ def loss_layer(rank: RankRun, chunked: ChunkedLoss) -> Layer | None:
         if row.name.endswith(".weight")
     }
     of_linear = {row.name: weights[row.name] for row in linear if len(weights.get(row.name, ())) == 2}
-    outside = [row.name for row in linear if row.name in of_linear and row.unit not in blocks] or list(
-        of_linear
-    )
+    outside = [row.name for row in linear if row.name in of_linear and row.unit not in blocks]
     name = chunked.layer or max(outside, key=lambda name: of_linear[name][0], default=None)
     if name not in of_linear:
         return None
@@ -93,7 +91,7 @@ def settled(rank: RankRun, chunked: ChunkedLoss) -> ChunkedLoss:
     layer = loss_layer(rank, chunked)
     if layer is None or not list(_passes(rank, layer)):
         raise UsageError(
-            "--chunked-loss is for a loss of more rows than a chunk has, of the output of the model's widest linear layer, and "
+            "--chunked-loss is for a loss of more rows than a chunk has, of the output of the widest linear layer outside of the model's blocks, and "
             "none was seen in the traced step.",
             hint="leave it out, or give fewer rows: --chunked-loss 64.",
         )

@@ -10,9 +10,12 @@ from memadvisor.analyzers.script_changes.change import Facts, ScriptChange
 from memadvisor.chunked_loss import ChunkedLoss
 from memadvisor.run.records import Storage
 
+_PLAN = "Have a plan make it for some rows at a time: `--chunked-loss auto` of `advise` and `run`; or, from"
+_CALL = " torch 2.13 on, call `torch.nn.functional.linear_cross_entropy(..., options=torch.nn.LinearCrossEntropyOptions())`."
+
 
 def chunked_loss(facts: Facts) -> ScriptChange | None:
-    layer = None if facts.rank.shard_groups else loss_layer(facts.rank, ChunkedLoss())
+    layer = loss_layer(facts.rank, ChunkedLoss())
     if layer is None:
         return None
     chunked = with_chunked_loss(facts.rank, facts.step, ChunkedLoss())
@@ -29,11 +32,15 @@ def chunked_loss(facts: Facts) -> ScriptChange | None:
         kind="chunked_loss",
         seen=f"All of the output of {layer.name}, {layer.num_rows} x {layer.num_classes}, is there at once, with what the loss makes "
         "of it and its gradient.",
-        change="Have a plan make it for some rows at a time: `--chunked-loss auto` of `advise` and `run`; or, from torch 2.13 on, "
-        "call `torch.nn.functional.linear_cross_entropy(..., options=torch.nn.LinearCrossEntropyOptions())`. That layer's product is done once more.",
+        change=f"{_PLAN if _may_be_planned(facts) else 'From'}{_CALL} That layer's product is done once more.",
         peak_saved_bytes=saved_bytes,
         effect="rounded otherwise",
     )
+
+
+def _may_be_planned(facts: Facts) -> bool:
+    """Whether the layer is whole on this rank, until the loss."""
+    return not (facts.rank.shard_groups or facts.rank.pipeline_stages or facts.rank.tensor_parallel)
 
 
 def _life(row: Storage, sign: int) -> Iterator[tuple[float, int]]:

@@ -78,13 +78,13 @@ class ChunkedLosses:
                 f"The plan makes the output of {wanted!r} in chunks, and {type(root).__name__} has no linear layer of this name.",
                 hint="make a plan of this model's run with `memadvisor advise --chunked-loss`.",
             )
-        if not layers:
+        blocks = blocks_of(model.rows)
+        outside = [name for name in layers if innermost(name, blocks) is None]
+        if wanted is None and not outside:
             raise PlanError(
-                f"{type(root).__name__} has no torch.nn.Linear, whose output --chunked-loss could make in chunks.",
+                f"{type(root).__name__} has no torch.nn.Linear outside of its blocks, whose output --chunked-loss could make in chunks.",
                 hint="leave it out.",
             )
-        blocks = blocks_of(model.rows)
-        outside = [name for name in layers if innermost(name, blocks) is None] or list(layers)
         name = wanted or max(outside, key=lambda name: layers[name].out_features)
         layer = layers[name]
         if type(layer).forward is not torch.nn.Linear.forward and type(layer) not in self._wrapped:

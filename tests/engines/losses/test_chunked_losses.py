@@ -188,7 +188,7 @@ class WithOdd(nn.Module):
 @pytest.mark.parametrize(
     ("model", "chunked", "message"),
     [
-        (NoLinear, ChunkedLoss(rows=1), "has no torch.nn.Linear"),
+        (NoLinear, ChunkedLoss(rows=1), r"has no torch\.nn\.Linear outside"),
         (WithOdd, ChunkedLoss(rows=1), "'head' is a Odd, whose forward is its own"),
         (WithOdd, ChunkedLoss(layer="tail", rows=1), "has no linear layer of this name"),
     ],
