@@ -21,14 +21,16 @@ def chunked_linear(
     num_rows: int,
     told: Told,
     keep: Callable[[Product], None],
+    done: Callable[[Product], None] = lambda product: None,
 ) -> torch.Tensor:
-    """torch.nn.functional.linear, `num_rows` rows at a time. `keep` is given what the result's values are made of."""
+    """torch.nn.functional.linear, `num_rows` rows at a time. `keep` is given what the result's values are made of; so is
+    `done` when a backward is through."""
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
-    result: torch.Tensor = _ChunkedLinear.apply(hidden, weight, bias, num_rows, told, keep)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _ChunkedLinear.apply(hidden, weight, bias, num_rows, told, keep, done)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -42,12 +44,14 @@ class _ChunkedLinear(torch.autograd.Function):
         num_rows: int,
         told: Told,
         keep: Callable[[Product], None],
+        done: Callable[[Product], None],
     ) -> ChunkedTensor:
         ctx.save_for_backward(hidden, weight, bias)
         ctx.num_rows = num_rows
         flat = hidden.detach().reshape(-1, hidden.shape[-1])
         product = Product(flat, weight.detach(), None if bias is None else bias.detach())
         keep(product)
+        ctx.product, ctx.done = product, done
         like = torch.empty(*hidden.shape[:-1], len(weight), dtype=hidden.dtype, device="meta")
         return ChunkedTensor(like, product, num_rows, told)
 
@@ -55,17 +59,23 @@ class _ChunkedLinear(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         hidden, weight, bias = ctx.saved_tensors
         if torch.is_grad_enabled():  # for gradients of gradients
-            return *_differentiable(gradient, hidden, weight, bias), None, None, None
-        needs = ctx.needs_input_grad[:3]
-        if is_chunked(gradient) and not gradient.is_made and _is_whole(gradient):
-            return *_in_chunks(gradient, hidden, weight, needs, ctx.num_rows), None, None, None
-        if is_chunked(gradient):
-            gradient = gradient.read("linear_backward")
-        rows, flat = gradient.reshape(-1, gradient.shape[-1]), hidden.reshape(-1, hidden.shape[-1])
-        of_hidden = (rows @ weight).view_as(hidden) if needs[0] else None
-        of_weight = rows.t() @ flat if needs[1] else None
-        of_bias = rows.sum(0) if needs[2] else None
-        return of_hidden, of_weight, of_bias, None, None, None
+            found = _differentiable(gradient, hidden, weight, bias)
+        else:
+            found = _gradients(gradient, hidden, weight, ctx.needs_input_grad[:3], ctx.num_rows)
+        ctx.done(ctx.product)
+        return *found, None, None, None, None
+
+
+def _gradients(
+    gradient: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor, needs: tuple[bool, ...], num_rows: int
+) -> tuple[torch.Tensor | None, ...]:
+    if is_chunked(gradient):
+        if not gradient.is_made and _is_whole(gradient):
+            return _in_chunks(gradient, hidden, weight, needs, num_rows)
+        gradient = gradient.read("linear_backward")
+    rows, flat = gradient.reshape(-1, gradient.shape[-1]), hidden.reshape(-1, hidden.shape[-1])
+    of_hidden = (rows @ weight).view_as(hidden) if needs[0] else None
+    return of_hidden, rows.t() @ flat if needs[1] else None, rows.sum(0) if needs[2] else None
 
 
 def _is_whole(gradient: ChunkedTensor) -> bool:

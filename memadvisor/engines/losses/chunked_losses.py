@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,6 @@ from memadvisor.run.cut import innermost
 from memadvisor.schedule import Schedule
 
 Note = Callable[[str, str], None]
-_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
 class ChunkedLosses:
@@ -42,6 +41,7 @@ class ChunkedLosses:
         self._products: weakref.WeakSet[Product] = weakref.WeakSet()
         self._wrapped: set[type] = set()
         self._told: set[str] = set()
+        self._stepped: set[int] = set()  # addresses of weights that an optimizer of torch's updates
         undo.add(self._names.clear)
         undo.add(register_optimizer_step_pre_hook(self._before_step).remove)
 
@@ -114,15 +114,17 @@ class ChunkedLosses:
         self._undo.replace(kind, "forward", forward)
 
     def _applies(self, module: Any, hidden: Any, name: str) -> bool:
-        parameters = [module.weight] if module.bias is None else [module.weight, module.bias]
-        is_plain = type(hidden) is torch.Tensor and all(type(each) in _TYPES for each in parameters)
-        if not is_plain or hidden.dim() < 2 or hidden.is_inference() or torch.is_inference_mode_enabled():
+        """Not without gradients: weights may be others by the time that the scores are used, and no backward says so."""
+        if not torch.is_grad_enabled() or type(hidden) is not torch.Tensor or hidden.dim() < 2:
             return False
+        parameters = [module.weight] if module.bias is None else [module.weight, module.bias]
+        if hidden.is_inference() or any(type(each) is not torch.nn.Parameter for each in parameters):
+            return False  # what is no parameter now may be gone after the forward, as FullyShardedDataParallel's are
         if is_capturing() or torch._C._get_tracing_state() is not None or _is_transformed():
             return False
         num_rows = hidden.shape[:-1].numel()
         rows = self._rows(module, num_rows)
-        if num_rows <= rows and torch.is_grad_enabled():
+        if num_rows <= rows:
             self._tell(
                 f"{name!r} is called with {num_rows} rows, and a chunk has {rows}: it runs as it is then"
             )
@@ -139,7 +141,9 @@ class ChunkedLosses:
             )
 
         num_rows = self._rows(module, hidden.shape[:-1].numel())
-        return chunked_linear(hidden, module.weight, module.bias, num_rows, told, self._products.add)
+        return chunked_linear(
+            hidden, module.weight, module.bias, num_rows, told, self._products.add, self._backward_done
+        )
 
     def _tell(self, text: str) -> None:
         if text not in self._told:
@@ -148,22 +152,30 @@ class ChunkedLosses:
 
     # ---- updates -----------------------------------------------------------------------------
 
+    def _backward_done(self, product: Product) -> None:
+        """Of weights that no optimizer of torch's has stepped yet: nobody says when they change."""
+        if product.weight.data_ptr() not in self._stepped:
+            self._keep_weights([product])
+
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         closure = closure_of(args, kwargs)
+        of_layers = {id(parameter) for layer in self._names for parameter in layer.parameters()}
+        for group in optimizer.param_groups if of_layers else ():
+            self._stepped |= {each.data_ptr() for each in group["params"] if id(each) in of_layers}
         if closure is None:
-            self._keep_weights()
+            self._keep_weights(list(self._products))
             return None
         return with_closure(args, kwargs, lambda: self._done(closure()))
 
     def _done(self, loss: Any) -> Any:
-        self._keep_weights()
+        self._keep_weights(list(self._products))
         return loss
 
-    def _keep_weights(self) -> None:
+    def _keep_weights(self, products: Sequence[Product]) -> None:
         """Scores that the script still holds are those of before the update, should it ask for them."""
         copies: dict[int, torch.Tensor] = {}
         updated = {parameter.data_ptr() for layer in self._names for parameter in layer.parameters()}
-        for product in list(self._products):
+        for product in products:
             product.keep_weights(updated, copies)
 
 

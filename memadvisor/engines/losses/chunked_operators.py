@@ -21,7 +21,7 @@ from memadvisor.engines.losses.chunked_views import (
     part_of_zeros,
     rows_elsewhere,
 )
-from memadvisor.engines.losses.expressions import Evaluation, Operation, Padded
+from memadvisor.engines.losses.expressions import Evaluation, Given, Operation, Padded
 from memadvisor.engines.losses.rows import joined
 
 _aten = torch.ops.aten
@@ -59,7 +59,8 @@ def _rule(func: Any) -> Callable[[Any, _Arguments, dict[str, Any]], Any]:
     rule = _RULES.get(func) or _RULES.get(func.overloadpacket)
     if rule is not None:
         return rule
-    return _elementwise if torch.Tag.pointwise in func.tags else lambda func, args, kwargs: NotImplemented
+    is_alike = torch.Tag.pointwise in func.tags and torch.Tag.nondeterministic_seeded not in func.tags
+    return _elementwise if is_alike else lambda func, args, kwargs: NotImplemented
 
 
 def _on_whole_values(func: Any, given: _Arguments, args: _Arguments, kwargs: dict[str, Any]) -> Any:
@@ -81,7 +82,13 @@ def _in_place(func: Any, args: _Arguments, kwargs: dict[str, Any]) -> Any:
     if not is_chunked(target) or target.parent is not None or target.has_views or not name.endswith("_"):
         return NotImplemented
     packet = getattr(_aten, name[:-1], None)
-    if torch.Tag.pointwise not in func.tags or packet is None or func._overloadname not in packet.overloads():
+    is_random = torch.Tag.nondeterministic_seeded in func.tags
+    if (
+        is_random
+        or torch.Tag.pointwise not in func.tags
+        or packet is None
+        or func._overloadname not in packet.overloads()
+    ):
         return NotImplemented
     made = _elementwise(getattr(packet, func._overloadname), args, kwargs)
     if not is_chunked(made) or made.dtype != target.dtype:
@@ -147,22 +154,24 @@ def _constant(value: Any) -> _Part:
 
 def _rows_of_plain(value: torch.Tensor, shape: Sequence[int]) -> _Part | None:
     """A plain tensor that is broadcast to `shape`; None where its rows cannot be told without much memory."""
-    if value.dim() == 0:
-        return _constant(value)
     if value.dim() > len(shape):
         return None
-    value = value[(None,) * (len(shape) - value.dim())]
+    if value.dim() == 0:
+        kept = Given(value, value, is_small=True)
+        return lambda take, inputs: kept()
+    whole, value = value, value[(None,) * (len(shape) - value.dim())]
     if value.stride(-1) == 0:
         value = value[..., :1]
     width = value.shape[-1]
     if value.shape[:-1].numel() == 1:
-        return _constant(value.reshape(1, width))
+        row = Given(value.reshape(1, width), whole, is_small=True)
+        return lambda take, inputs: row()
     if value.shape[:-1] != torch.Size(shape[:-1]):
         if width > 1:
             return None
         value = value.expand(*shape[:-1], width)
-    matrix = value.reshape(-1, width)
-    return lambda take, inputs: take(matrix)
+    matrix = Given(value.reshape(-1, width), whole, is_small=width == 1)
+    return lambda take, inputs: take(matrix())
 
 
 def _converted(func: Any, args: _Arguments, kwargs: dict[str, Any]) -> Any:

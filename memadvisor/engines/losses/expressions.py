@@ -16,6 +16,9 @@ from memadvisor.engines.losses.rows import RowMap, Rows, rows_of
 Call = Callable[[Callable[[torch.Tensor], torch.Tensor], Sequence[torch.Tensor]], torch.Tensor]
 
 
+_CHANGED = "have been changed in place before all of its output was used. Run without --chunked-loss."
+
+
 class Expression:
     """(positions, `width`) values of one dtype on one device. `inputs`: what its rows are made of."""
 
@@ -57,8 +60,7 @@ class Product(Expression):
     def compute(self, rows: Rows, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         if self._versions_now() != self._versions:
             raise RuntimeError(
-                "memadvisor: what the model's last layer was called with, or its weights, have been changed in place "
-                "before all of its output was used. Run without --chunked-loss."
+                f"memadvisor: what the model's last layer was called with, or its weights, {_CHANGED}"
             )
         made = torch.nn.functional.linear(self.hidden[rows.start : rows.stop], self.weight, self.bias)
         return made if rows.index is None else made.index_select(0, (rows.index - rows.start).to(made.device))
@@ -79,6 +81,25 @@ class Product(Expression):
     def _versions_now(self) -> tuple[int, ...]:
         tensors = (self.hidden, self.weight) if self.bias is None else (self.hidden, self.weight, self.bias)
         return tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
+
+
+class Given:
+    """A tensor that an operator was given, for when its rows are asked for: small ones as they were, larger ones as long as
+    nobody writes into them. `whole`: the script's own, of which it is a view; below autograd views have other versions."""
+
+    __slots__ = ("_tensor", "_version", "_whole")
+
+    def __init__(self, tensor: torch.Tensor, whole: torch.Tensor, *, is_small: bool) -> None:
+        self._tensor = tensor.clone() if is_small else tensor
+        self._whole = None if is_small or whole.is_inference() else whole
+        self._version = 0 if self._whole is None else whole._version
+
+    def __call__(self) -> torch.Tensor:
+        if self._whole is not None and self._whole._version != self._version:
+            raise RuntimeError(
+                f"memadvisor: what the scores of the model's last layer were put together with, {_CHANGED}"
+            )
+        return self._tensor
 
 
 class Operation(Expression):

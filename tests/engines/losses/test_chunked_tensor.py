@@ -289,6 +289,29 @@ def test_what_was_changed_in_place_before_it_was_used_is_an_error_and_no_other_n
         ours.argmax(-1)
 
 
+def test_what_scores_are_put_together_with_is_as_it_was_then_or_an_error():
+    ours, theirs = both()
+    row, column = torch.ones(CLASSES, dtype=torch.float64), torch.ones(BATCH, LENGTH, 1, dtype=torch.float64)
+    made, wanted = ours * row + column, theirs * row + column
+    row.zero_(), column.zero_()
+    torch.testing.assert_close(made.amax(-1), wanted.amax(-1))
+    large = torch.ones_like(theirs)
+    made = ours + large
+    large.zero_()
+    with pytest.raises(RuntimeError, match="--chunked-loss"):
+        made.amax(-1)
+
+
+def test_dropout_of_scores_is_drawn_once():
+    ours, theirs = both()
+    found = []
+    for scores in (ours, theirs):
+        torch.manual_seed(0)
+        dropped = F.dropout(scores, 0.5)
+        found += [dropped.sum(-1), dropped.amax(-1)]
+    torch.testing.assert_close(found[:2], found[2:])
+
+
 MOVES = [
     lambda s: s[:, 1:],
     lambda s: s[:, :-1],
