@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import memadvisor
-from memadvisor.analyzers.chunked_step import loss_layer, settled, with_chunked_loss
 from memadvisor.analyzers.segments import RecordedStep, captured_step
 from memadvisor.api_arguments import chunked_loss_of
 from memadvisor.chunked_loss import ChunkedLoss
@@ -146,32 +145,6 @@ def test_the_layers_product_and_what_is_made_of_it_take_their_time_once_more(tmp
     assert len(longer) == 1 and longer[0][1] == "backward"
 
 
-def test_show_names_it_and_what_it_saves_is_what_a_plan_saves(tmp_path):
-    plain = recorded(tmp_path / "plain", "")
-    rank = plain.ranks[0]
-    assert loss_layer(rank, ChunkedLoss()) is None  # 256 rows are one chunk
-    assert "chunked_loss" not in {
-        change.kind for change in memadvisor.advise(plain, memory="1GiB").script_changes
-    }
-    layer = loss_layer(rank, ChunkedLoss(rows=ROWS))
-    assert layer is not None
-    assert (layer.num_rows, layer.num_features, layer.num_classes) == (BATCH * LENGTH, WIDTH, WORDS)
-
-
-class NoLoss(Gpt):
-    def loss(self, words):
-        return self(words).square().mean(), None
-
-
-def test_where_no_loss_takes_scores_by_rows_nothing_is_planned(tmp_path, monkeypatch):
-    monkeypatch.setitem(globals(), "Gpt", NoLoss)
-    plain = recorded(tmp_path / "plain", "")
-    with pytest.raises(UsageError, match="--chunked-loss is for a loss of more rows"):
-        memadvisor.advise(plain, memory="1GiB", chunked_loss=ROWS)
-    rank = plain.ranks[0]
-    assert with_chunked_loss(rank, rank.traced_step, ChunkedLoss(rows=ROWS)) is rank
-
-
 def test_a_plan_file_keeps_it_and_options_say_it(tmp_path, capsys):
     plain = recorded(tmp_path / "plain", "")
     plan = memadvisor.advise(plain, memory="1GiB", chunked_loss=ROWS).plans[0].plan
@@ -198,8 +171,3 @@ def test_a_wrong_option_is_one_line(value, capsys):
         main(["run", f"--chunked-loss={value}", "script.py"])
     assert ended.value.code == 2
     assert "give auto, or 1 or more" in capsys.readouterr().err
-
-
-def test_left_open_layer_and_rows_are_settled_from_the_run(tmp_path):
-    rank = recorded(tmp_path / "plain", "").ranks[0]
-    assert settled(rank, ChunkedLoss(rows=10)) == ChunkedLoss(layer="head", rows=10)
