@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from memadvisor.analyzers.checkpoint_effect import Effect, checkpoint_effect, outermost
-from memadvisor.analyzers.checkpoint_frames import Frame, TracedCalls
-from memadvisor.analyzers.peak import PeakBreakdown, position_in_words, where
+from memadvisor.analyzers.checkpoint_frames import Frame, TracedCalls, traced_calls
+from memadvisor.analyzers.derivatives import differentiated_backwards
+from memadvisor.analyzers.peak import PeakBreakdown, peak_breakdown, position_in_words, where
 from memadvisor.analyzers.second_runs import second_run_cost
-from memadvisor.analyzers.step_time import StepTime
-from memadvisor.analyzers.timeline import MemoryTimeline
+from memadvisor.analyzers.step_time import StepTime, step_time
+from memadvisor.analyzers.timeline import MemoryTimeline, memory_timeline
 from memadvisor.run.records import Operator
 from memadvisor.run.run import RankRun
 from memadvisor.units import GIB
@@ -104,6 +105,12 @@ def checkpointing(
     )
 
 
+def predicted_checkpoints(rank: RankRun) -> Checkpointing | None:
+    """The same of a rank of which nothing else has been worked out."""
+    timeline = memory_timeline(rank)
+    return checkpointing(traced_calls(rank), timeline, peak_breakdown(rank, timeline), step_time(rank))
+
+
 def kind_of(module: str) -> str:
     """The name with the numbers of containers and their members replaced: `layer*.*.conv1`, `blocks.*.mlp`."""
     parts = module.split(".")
@@ -129,6 +136,7 @@ class _Table:
             if frame.call.module in self._types:
                 self._frames[frame.call.module].append(frame)
         self._moved = {save.copy_of for save in traced.saves if save.original_bytes is None} - {None}
+        self._derivatives = differentiated_backwards(traced.rank)
         self._again = {c.module for c in traced.rank.module_calls if c.phase == "recompute"}
         self._seconds_per_traced_s = _scales(traced.rank, time)
         self._cost = second_run_cost(traced.rank)
@@ -189,7 +197,14 @@ class _Table:
             return "parts of what it keeps are moved already"
         if any(save.original_bytes is not None for save in saves):
             return "parts of what it keeps are in fewer bits already"
+        if any(self._num_derivatives(frame) > 1 for frame in frames):
+            # Each of them runs it again, and has its own copies for the graph of its derivative.
+            return "autograd goes through it more than twice"
         return ""
+
+    def _num_derivatives(self, frame: Frame) -> int:
+        """Of the backwards between its call and the last that asks for what it kept, those with a graph of their own."""
+        return sum(frame.call.end_s < span.start_s and span.end_s < frame.end_s for span in self._derivatives)
 
     def _position(self, effect: Effect) -> str:
         phase, unit, _ = where(self._traced.rank, effect.peak_s)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from memadvisor.analyzers.checkpointing import predicted_checkpoints
+from memadvisor.analyzers.derivatives import differentiated_backwards, units_differentiated
 from memadvisor.analyzers.larger_steps import larger_steps
 from memadvisor.analyzers.own_checkpoints import own_checkpoints
 from memadvisor.chunked_loss import ChunkedLoss, chunked_loss_text
@@ -21,7 +23,7 @@ from memadvisor.planning.plays import Plays
 from memadvisor.planning.ranked import RankedPlan
 from memadvisor.planning.several_models import model_notes
 from memadvisor.precision import Precision, loss_text, masters_text
-from memadvisor.run.run import Run
+from memadvisor.run.run import RankRun, Run
 from memadvisor.units import format_bytes, format_seconds
 
 _WORTH_NAMING = 0.2  # of the peak: states that could lie elsewhere
@@ -37,6 +39,7 @@ def notes(run: Run, plays: Plays, plain: CapturedStep, found: list[RankedPlan]) 
     yield from _coding_notes(plays.optimizer_bits, plays.transfers)
     yield from model_notes(run.ranks[0], plays.models, plain, knows_tier=plays.transfers is not None)
     yield from _unit_notes(plain)
+    yield from _derivative_notes(run, plain)
     yield from _checkpoint_notes(run, plain, plays.budget_bytes)
     yield from _run_notes(run, plays.num_ranks, plays.times)
     yield from _start_notes(plain, plays, found)
@@ -61,6 +64,37 @@ def _unit_notes(plain: CapturedStep) -> Iterator[str]:
             "one graph of them all, there may be plans without it that need far less memory; where the script works on "
             "parameters without calling the modules that hold them, there is nothing to call again."
         )
+
+
+def _derivative_notes(run: Run, plain: CapturedStep) -> Iterator[str]:
+    """Why units are not recomputed that autograd goes through for a derivative and for the loss, and what is left to do."""
+    rank = next(rank for rank in run.ranks if rank.process.rank == plain.rank)
+    units = [unit for unit in units_differentiated(rank) if unit not in plain.recomputable]
+    if not units:
+        return
+    more = f" and {len(units) - 1} more" if len(units) > 1 else ""
+    yield (
+        f"The loss is made of a derivative (create_graph=True): what {units[0] or 'the model'}{more} keep{'s' * (not more)} is asked "
+        f"for by that and again by the loss's backward, and no plan recomputes it. {_checkpoints_text(rank)}"
+    )
+
+
+def _checkpoints_text(rank: RankRun) -> str:
+    """What `show` says of the script's own checkpoints."""
+    found = predicted_checkpoints(rank)
+    best = found.best(1) if found is not None else ()
+    if found is not None and best and best[0].peak_bytes is not None:
+        row, count = best[0], len(best[0].modules)
+        what = f"{row.name} ({count} {row.type_name})" if count > 1 else row.name or "the model"
+        return (
+            f"Checkpoints written into the script, of {what}, are predicted to lower the peak from "
+            f"{format_bytes(found.peak_bytes)} to {format_bytes(row.peak_bytes)} (`memadvisor show`, If checkpointed)."
+        )
+    if len(differentiated_backwards(rank)) > 1:
+        return "What checkpoints written into the script would do is not predicted where there are several derivatives."
+    return (
+        "Checkpoints written into the script are not predicted to lower the peak either (`memadvisor show`)."
+    )
 
 
 def _checkpoint_notes(run: Run, plain: CapturedStep, budget_bytes: int) -> Iterator[str]:
