@@ -75,7 +75,8 @@ def _derivative_notes(run: Run, plain: CapturedStep) -> Iterator[str]:
     more = f" and {len(units) - 1} more" if len(units) > 1 else ""
     yield (
         f"The loss is made of a derivative (create_graph=True): what {units[0] or 'the model'}{more} keep{'s' * (not more)} is asked "
-        f"for by that and again by the loss's backward, and no plan recomputes it. {_checkpoints_text(rank)}"
+        f"for by that and again by the loss's backward, and no plan here recomputes it. {_checkpoints_text(rank)} `memadvisor run "
+        "--policy every-layer` recomputes every block without a change of the script, and measures what that brings."
     )
 
 

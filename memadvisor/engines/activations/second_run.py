@@ -66,8 +66,16 @@ class Places:
         return len(self._references)
 
     def filling(self, is_last: bool) -> Filling:
-        """With `is_last` nothing after the last place is needed."""
+        """With `is_last` nothing after the last place is needed. What a derivative does not ask for goes with its end."""
+        if is_for_derivative():
+            torch.autograd.Variable._execution_engine.queue_callback(self._empty)
         return Filling(self._references, is_last)
+
+    def _empty(self) -> None:
+        for reference in self._references:
+            place = reference()
+            if place is not None:
+                place.value = None
 
 
 class Filling:
@@ -128,12 +136,21 @@ def value_of(place: Place, unit: str) -> torch.Tensor:
     if place.later is not None:
         part, unpack = place.later
         return unpack(part)
-    if place.value is None:
+    value = place.value
+    if value is None:
         raise RuntimeError(
             f"the forward of {unit!r} saved other tensors when it was run again; "
             "it cannot be recomputed (memadvisor run --policy none)"
         )
-    return place.value
+    if is_for_derivative():
+        place.value = None
+    return value
+
+
+def is_for_derivative() -> bool:
+    """Within a backward whose own graph is kept (create_graph=True): another one will ask for the same, and until then
+    nothing is held for it."""
+    return torch.is_grad_enabled() and torch._C._current_graph_task_id() >= 0
 
 
 class Conditions:
