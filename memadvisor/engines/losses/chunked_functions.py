@@ -66,10 +66,11 @@ class _Gathered(torch.autograd.Function):
         ctx.save_for_backward(index)
         ctx.scores = scores.detach()
         make, flat = Evaluation(scores.expression), index.reshape(-1, index.shape[-1])
-        made = torch.empty(flat.shape, dtype=scores.dtype, device=scores.device)
+        # No view of another is returned: autograd lets nobody write into what it takes for one.
+        made = torch.empty(index.shape, dtype=scores.dtype, device=scores.device)
         for positions, rows in scores.expression.row_map.chunks(scores.num_rows):
-            positions.put(made, make(rows).gather(1, positions.of(flat)))
-        return made.view(index.shape)
+            positions.put(made.view(flat.shape), make(rows).gather(1, positions.of(flat)))
+        return made
 
     @staticmethod
     @once_differentiable

@@ -10,6 +10,7 @@ import torch
 from memadvisor.engines.losses import chunked_functions, chunked_operators  # noqa: F401  # what is done with its result
 from memadvisor.engines.losses.chunked_tensor import ChunkedTensor, Told, is_chunked
 from memadvisor.engines.losses.expressions import Evaluation, Product
+from memadvisor.engines.losses.rows import on_host
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -83,7 +84,7 @@ def _is_whole(gradient: ChunkedTensor) -> bool:
     numbers = gradient.expression.row_map.numbers
     if not gradient.is_by_rows or numbers is None:
         return gradient.is_by_rows
-    positions = torch.arange(len(numbers))
+    positions = on_host(0, len(numbers))
     return len(numbers) == gradient.expression.row_map.num_rows and bool(
         ((numbers == positions) | (numbers < 0)).all()
     )

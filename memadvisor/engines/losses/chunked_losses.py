@@ -115,7 +115,8 @@ class ChunkedLosses:
 
     def _applies(self, module: Any, hidden: Any, name: str) -> bool:
         """Not without gradients: weights may be others by the time that the scores are used, and no backward says so."""
-        if not torch.is_grad_enabled() or type(hidden) is not torch.Tensor or hidden.dim() < 2:
+        is_plain = type(hidden) is torch.Tensor and hidden.dim() >= 2 and hidden.is_floating_point()
+        if not is_plain or not torch.is_grad_enabled():
             return False
         parameters = [module.weight] if module.bias is None else [module.weight, module.bias]
         if hidden.is_inference() or any(type(each) is not torch.nn.Parameter for each in parameters):

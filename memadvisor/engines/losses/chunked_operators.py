@@ -21,7 +21,7 @@ from memadvisor.engines.losses.chunked_views import (
     part_of_zeros,
     rows_elsewhere,
 )
-from memadvisor.engines.losses.expressions import Evaluation, Given, Operation, Padded
+from memadvisor.engines.losses.expressions import Evaluation, Operation, Padded, changed, version_of
 from memadvisor.engines.losses.rows import joined
 
 _aten = torch.ops.aten
@@ -118,7 +118,7 @@ def _elementwise(func: Any, args: _Arguments, kwargs: dict[str, Any]) -> Any:
         func.overloadpacket not in _KEEPING_ZEROS or any(value.dim() for value in plain)
     ):
         return NotImplemented
-    parts = _parts(flat, first.shape)
+    parts = _parts(flat, first)
     metadata = metadata_of(func, args, kwargs)
     if parts is None or not isinstance(metadata, torch.Tensor) or metadata.shape != first.shape:
         return NotImplemented
@@ -132,7 +132,7 @@ def _elementwise(func: Any, args: _Arguments, kwargs: dict[str, Any]) -> Any:
     return chunked_like(first, metadata, Operation(first.expression, metadata.dtype, inputs, call))
 
 
-def _parts(flat: Sequence[Any], shape: Sequence[int]) -> list[_Part] | None:
+def _parts(flat: Sequence[Any], like: ChunkedTensor) -> list[_Part] | None:
     """An operator's arguments by rows. They hold no tensor that is worked out in chunks, but its place."""
     parts: list[_Part] = []
     num_inputs = 0
@@ -141,7 +141,7 @@ def _parts(flat: Sequence[Any], shape: Sequence[int]) -> list[_Part] | None:
             parts.append(lambda take, inputs, place=num_inputs: inputs[place])  # type: ignore[misc]
             num_inputs += 1
             continue
-        part = _rows_of_plain(value, shape) if isinstance(value, torch.Tensor) else _constant(value)
+        part = _rows_of_plain(value, like) if isinstance(value, torch.Tensor) else _constant(value)
         if part is None:
             return None
         parts.append(part)
@@ -152,26 +152,35 @@ def _constant(value: Any) -> _Part:
     return lambda take, inputs: value
 
 
-def _rows_of_plain(value: torch.Tensor, shape: Sequence[int]) -> _Part | None:
-    """A plain tensor that is broadcast to `shape`; None where its rows cannot be told without much memory."""
+def _rows_of_plain(given: torch.Tensor, like: ChunkedTensor) -> _Part | None:
+    """A plain tensor that is broadcast to `like`'s shape; None where its rows cannot be told without much memory. The
+    script may write into it before a chunk is made: a small one is copied, of a large one it is noticed."""
+    shape, value = like.shape, given
+    if value.dim() == 0:
+        return _constant(value.clone())
     if value.dim() > len(shape):
         return None
-    if value.dim() == 0:
-        kept = Given(value, value, is_small=True)
-        return lambda take, inputs: kept()
-    whole, value = value, value[(None,) * (len(shape) - value.dim())]
+    value = value[(None,) * (len(shape) - value.dim())]
     if value.stride(-1) == 0:
         value = value[..., :1]
+    is_small = value.numel() <= like.num_rows * shape[-1]
+    value = value.clone() if is_small else value
     width = value.shape[-1]
     if value.shape[:-1].numel() == 1:
-        row = Given(value.reshape(1, width), whole, is_small=True)
-        return lambda take, inputs: row()
+        return _constant(value.reshape(1, width))
     if value.shape[:-1] != torch.Size(shape[:-1]):
         if width > 1:
             return None
         value = value.expand(*shape[:-1], width)
-    matrix = Given(value.reshape(-1, width), whole, is_small=width == 1)
-    return lambda take, inputs: take(matrix())
+    # The version is the script's own tensor's: below autograd views have others.
+    matrix, version = value.reshape(-1, width), version_of(given)
+
+    def part(take: _Take, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        if not is_small and version_of(given) != version:
+            raise changed("a tensor that the script has together with the last layer's output has")
+        return take(matrix)
+
+    return part
 
 
 def _converted(func: Any, args: _Arguments, kwargs: dict[str, Any]) -> Any:
@@ -221,8 +230,11 @@ def _loss_backward(func: Any, args: _Arguments, kwargs: dict[str, Any]) -> Any:
     if not is_chunked(scores) or is_chunked(gradient) or not scores.is_by_rows or scores.dim() != 2:
         return NotImplemented
     metadata = metadata_of(func, args, kwargs)
+    version = version_of(target)
 
     def call(take: _Take, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        if version_of(target) != version:
+            raise changed("the loss's targets have")
         its = take(gradient) if reduction == _NONE else gradient
         made: torch.Tensor = func(its, inputs[0], take(target), weight, reduction, ignored, total_weight)
         return made
@@ -250,22 +262,25 @@ def _loss_forward(func: Any, args: _Arguments, kwargs: dict[str, Any]) -> Any:
         torch.empty(len(row_map), dtype=scores.dtype, device=scores.device) if reduction == _NONE else None
     )
     sums, weights = [], []
+    wide = _wide(scores.dtype) if losses is None else scores.dtype
+    weight = None if weight is None else weight.to(wide)
     for positions, rows in row_map.chunks(scores.num_rows):
         each = _SUM if losses is None else _NONE
-        loss, total = func(make(rows), positions.of(target), weight, each, ignored)
+        loss, total = func(make(rows).to(wide), positions.of(target), weight, each, ignored)
         sums.append(loss)
         weights.append(total)
         if losses is not None:
             positions.put(losses, loss)
     if losses is not None:
         return losses, weights[0]
-    loss, total = _sum(sums), _sum(weights)
-    return (loss / total if reduction == _MEAN else loss), total
+    loss, total = torch.stack(sums).sum(), torch.stack(weights).sum()
+    loss = loss / total if reduction == _MEAN else loss
+    return loss.to(scores.dtype), total.to(scores.dtype)
 
 
-def _sum(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    wide = torch.float64 if values[0].dtype == torch.float64 else torch.float32
-    return torch.stack(list(values)).sum(dtype=wide).to(values[0].dtype)
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """What torch sums in inside of one kernel: 16 bits would overflow, or round each chunk's."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def _over_classes(func: Any, args: _Arguments, kwargs: dict[str, Any]) -> Any:
@@ -311,10 +326,13 @@ def _over_all(
     return rule
 
 
-def _mean_of_all(func: Any, args: _Arguments, kwargs: dict[str, Any]) -> Any:
-    """Chunks are not of one size."""
-    total = _RULES[_aten.sum.default](_aten.sum.default, args, kwargs)
-    return NotImplemented if total is NotImplemented else total / args[0].numel()
+def _sum_of_all(func: Any, args: _Arguments, kwargs: dict[str, Any]) -> Any:
+    """A sum, or a mean, whose chunks are not of one size."""
+    dtype = metadata_of(func, args, kwargs).dtype
+    total = _over_all(lambda sums: sums.sum())(_aten.sum.default, args, {"dtype": _wide(dtype)})
+    if total is NotImplemented:
+        return NotImplemented
+    return (total / args[0].numel() if func is _aten.mean.default else total).to(dtype)
 
 
 _ELSEWHERE = (
@@ -361,8 +379,8 @@ _RULES: dict[Any, Callable[[Any, _Arguments, dict[str, Any]], Any]] = {
     _aten._softmax_backward_data: _along_classes(2),
     _aten.nll_loss_forward: _loss_forward,
     _aten.nll_loss_backward: _loss_backward,
-    _aten.sum.default: _over_all(lambda sums: _sum(list(sums))),
-    _aten.mean.default: _mean_of_all,
+    _aten.sum.default: _sum_of_all,
+    _aten.mean.default: _sum_of_all,
     _aten.max.default: _over_all(torch.max),
     _aten.min.default: _over_all(torch.min),
     _aten.any.default: _over_all(torch.any),

@@ -117,7 +117,13 @@ class ChunkedTensor(torch.Tensor):
         self.told(operator)
         rows = whole(self.expression, self.num_rows)
         lead = [size for dim, size in enumerate(self.shape) if dim != self.class_dim]
-        return rows.view(*lead, rows.shape[-1]).movedim(-1, self.class_dim)
+        made = rows.view(*lead, rows.shape[-1]).movedim(-1, self.class_dim)
+        if made.stride() == self.stride() or not (self.parent is None or self.is_contiguous()):
+            return made
+        # Kernels, torch's and others', go by the strides that the tensor has said it has.
+        return torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device=self.device).copy_(
+            made
+        )
 
     def read(self, operator: str) -> torch.Tensor:
         """Its values for one that only reads them: kept for the next one, where they are a tensor of their own."""
@@ -125,6 +131,19 @@ class ChunkedTensor(torch.Tensor):
 
     def shown(self, name: str) -> torch.Tensor:
         return self.made(name).detach()
+
+
+def _of_whole_values(name: str) -> Callable[..., Any]:
+    def method(self: ChunkedTensor, *args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return getattr(self.shown(name), name)(*args, **kwargs)
+
+    return method
+
+
+# Where torch calls the script back (hooks of saved tensors), functions on it are not told of.
+for _name in ("numpy", "tolist", "__array__", "__dlpack__", "__reduce_ex__", "__deepcopy__"):
+    setattr(ChunkedTensor, _name, _of_whole_values(_name))
 
 
 def is_chunked(value: Any) -> TypeGuard[ChunkedTensor]:

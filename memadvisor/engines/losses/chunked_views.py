@@ -109,7 +109,7 @@ def part_of_zeros(func: Any, args: _Arguments, kwargs: dict[str, Any]) -> Any:
     if not is_chunked(gradient) or not gradient.is_by_rows or kwargs or how[0] % len(sizes) == len(sizes) - 1:
         return NotImplemented
     row_map = gradient.expression.row_map
-    numbers = torch.full(tuple(sizes[:-1]), -1)
+    numbers = torch.full(tuple(sizes[:-1]), -1, device="cpu")
     part = forward(numbers.unsqueeze(-1), *how).squeeze(-1)
     part.copy_(row_map.all_numbers().view(part.shape))
     metadata = metadata_of(func, args, kwargs)

@@ -16,9 +16,6 @@ from memadvisor.engines.losses.rows import RowMap, Rows, rows_of
 Call = Callable[[Callable[[torch.Tensor], torch.Tensor], Sequence[torch.Tensor]], torch.Tensor]
 
 
-_CHANGED = "have been changed in place before all of its output was used. Run without --chunked-loss."
-
-
 class Expression:
     """(positions, `width`) values of one dtype on one device. `inputs`: what its rows are made of."""
 
@@ -42,6 +39,17 @@ class Expression:
         raise NotImplementedError
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """Whatever writes into a tensor makes it another; of inference tensors nobody counts."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def changed(what: str) -> RuntimeError:
+    return RuntimeError(
+        f"memadvisor: {what} been changed in place before all of the last layer's output was used. Run without --chunked-loss."
+    )
+
+
 class Product(Expression):
     """A linear layer's output: hidden (rows, features) times weight (width, features), and its bias.
 
@@ -59,9 +67,7 @@ class Product(Expression):
 
     def compute(self, rows: Rows, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         if self._versions_now() != self._versions:
-            raise RuntimeError(
-                f"memadvisor: what the model's last layer was called with, or its weights, {_CHANGED}"
-            )
+            raise changed("what the model's last layer was called with, or its weights, have")
         made = torch.nn.functional.linear(self.hidden[rows.start : rows.stop], self.weight, self.bias)
         return made if rows.index is None else made.index_select(0, (rows.index - rows.start).to(made.device))
 
@@ -74,32 +80,15 @@ class Product(Expression):
                 copies[address] = tensor.clone()
             return copies.get(address, tensor)
 
+        if self._versions_now() != self._versions:  # what has been changed already stays known to have been
+            return
         self.weight = kept(self.weight)
         self.bias = None if self.bias is None else kept(self.bias)
         self._versions = self._versions_now()
 
     def _versions_now(self) -> tuple[int, ...]:
         tensors = (self.hidden, self.weight) if self.bias is None else (self.hidden, self.weight, self.bias)
-        return tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
-
-
-class Given:
-    """A tensor that an operator was given, for when its rows are asked for: small ones as they were, larger ones as long as
-    nobody writes into them. `whole`: the script's own, of which it is a view; below autograd views have other versions."""
-
-    __slots__ = ("_tensor", "_version", "_whole")
-
-    def __init__(self, tensor: torch.Tensor, whole: torch.Tensor, *, is_small: bool) -> None:
-        self._tensor = tensor.clone() if is_small else tensor
-        self._whole = None if is_small or whole.is_inference() else whole
-        self._version = 0 if self._whole is None else whole._version
-
-    def __call__(self) -> torch.Tensor:
-        if self._whole is not None and self._whole._version != self._version:
-            raise RuntimeError(
-                f"memadvisor: what the scores of the model's last layer were put together with, {_CHANGED}"
-            )
-        return self._tensor
+        return tuple(map(version_of, tensors))
 
 
 class Operation(Expression):
@@ -183,14 +172,16 @@ class Evaluation:
         self._order.append(node)
 
     def __call__(self, rows: Rows) -> torch.Tensor:
-        values: dict[int, torch.Tensor] = {}
-        value: torch.Tensor | None = None
-        for node, dead in zip(self._order, self._dead, strict=True):
-            value = values[id(node)] = node.compute(rows, [values[id(part)] for part in node.inputs])
-            for part in dead:
-                del values[part]
-        assert value is not None
-        return value
+        # As the script's operators were called, wherever the script is by now.
+        with torch.no_grad(), torch._C._DisableAutocast():
+            values: dict[int, torch.Tensor] = {}
+            value: torch.Tensor | None = None
+            for node, dead in zip(self._order, self._dead, strict=True):
+                value = values[id(node)] = node.compute(rows, [values[id(part)] for part in node.inputs])
+                for part in dead:
+                    del values[part]
+            assert value is not None
+            return value
 
 
 def whole(expression: Expression, num_rows: int) -> torch.Tensor:

@@ -8,6 +8,11 @@ from dataclasses import dataclass
 import torch
 
 
+def on_host(start: int, stop: int) -> torch.Tensor:
+    """Numbers of rows, whatever device is the script's default."""
+    return torch.arange(start, stop, device="cpu")
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Those from `start` to `stop`, or of these the ones of `index` (int64, on the host) alone, in its order."""
@@ -20,7 +25,7 @@ class Rows:
         return self.stop - self.start if self.index is None else len(self.index)
 
     def numbers(self) -> torch.Tensor:
-        return torch.arange(self.start, self.stop) if self.index is None else self.index
+        return on_host(self.start, self.stop) if self.index is None else self.index
 
     def of(self, matrix: torch.Tensor) -> torch.Tensor:
         """These rows of a tensor: a view of it where they follow one another."""
@@ -41,7 +46,7 @@ def rows_of(numbers: torch.Tensor) -> Rows:
     if not len(numbers):
         return Rows(0, 0)
     first, last = int(numbers.min()), int(numbers.max()) + 1
-    if last - first == len(numbers) and torch.equal(numbers, torch.arange(first, last)):
+    if last - first == len(numbers) and torch.equal(numbers, on_host(first, last)):
         return Rows(first, last)
     return Rows(first, last, numbers)
 
@@ -74,7 +79,7 @@ class RowMap:
         )
 
     def all_numbers(self) -> torch.Tensor:
-        return torch.arange(self.num_rows) if self.numbers is None else self.numbers
+        return on_host(0, self.num_rows) if self.numbers is None else self.numbers
 
     def chunks(self, num_rows: int) -> Iterator[tuple[Rows, Rows]]:
         """Positions, and the rows of the product that are there, so many of the product's at a time. Whoever asks, and for
@@ -95,7 +100,7 @@ class RowMap:
             return rows
         if self._positions is None:
             filled = (self.numbers >= 0).nonzero().flatten()
-            self._positions = torch.full((self.num_rows,), -1)
+            self._positions = torch.full((self.num_rows,), -1, device="cpu")
             self._positions[self.numbers[filled]] = filled
         found = rows.of(self._positions)
         return found if bool((found < 0).any()) else rows_of(found)
@@ -106,6 +111,6 @@ def joined(maps: Sequence[RowMap], numbers: torch.Tensor) -> RowMap | None:
     filled = numbers[numbers >= 0]
     if len({row_map.num_rows for row_map in maps}) > 1 or len(torch.unique(filled)) < len(filled):
         return None
-    if len(numbers) == maps[0].num_rows and torch.equal(numbers, torch.arange(len(numbers))):
+    if len(numbers) == maps[0].num_rows and torch.equal(numbers, on_host(0, len(numbers))):
         return RowMap(len(numbers))
     return RowMap(maps[0].num_rows, numbers)

@@ -81,6 +81,9 @@ LOSSES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     ),
     "entropy": lambda s: -(F.softmax(s, -1) * F.log_softmax(s, -1)).sum(-1).mean(),
     "sum of all": lambda s: s.tanh().sum(),
+    "log-probabilities, written into": lambda s: (
+        -(s.log_softmax(-1).gather(-1, SEEN.unsqueeze(-1)).masked_fill_(T.unsqueeze(-1) < 0, 0.0).sum())
+    ),
 }
 # Their targets are as large, or the gradient that smoothing gives classes with weights is, which torch makes of these alone.
 AS_LARGE = ("divergence", "probabilities", "weights")
@@ -91,6 +94,7 @@ WHOLE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "one element": lambda s: F.cross_entropy(*flat(s)) * s[0, 0, 0],
     "repeated": lambda s: s.unsqueeze(0).expand(2, -1, -1, -1).square().sum(),
     "classes cut": lambda s: s[..., :5].square().sum(),
+    "nll, classes second": lambda s: F.nll_loss(s.log_softmax(-1).transpose(1, 2), T),
     "written": lambda s: F.cross_entropy(*flat(s.index_fill(-1, torch.tensor([1]), -1e4))),
 }
 
