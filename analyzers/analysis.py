@@ -230,6 +230,7 @@ def _rank_to_json(rank: RankAnalysis, recorded: RankRun) -> dict[str, Any]:
         "activations": _activations_to_json(rank.activations),
         "checkpointing": _checkpointing_to_json(rank.checkpointing),
         "step_time_s": None if time is None else time.median_s,
+        "step_time_is_steady": None if time is None else time.unsteady is None,
         "num_steady_steps": 0 if time is None else time.num_steps,
         "num_listened_steps": 0 if time is None else time.num_listened_steps,
         "by_phase_s": None if time is None else time.by_phase_s,
@@ -361,6 +362,7 @@ def comparison_to_json(compared: Comparison) -> dict[str, Any]:
         "peak_position": dict(zip(("predicted", "measured"), compared.peak_position, strict=True)),
         "micro_batch_size": _compared_to_json(compared.micro_batch_size),
         "num_micro_batches": _compared_to_json(compared.num_micro_batches),
+        "step_time_is_steady": None if compared.step_time_s.measured is None else compared.unsteady is None,
         "budget_bytes": compared.budget_bytes,
         "within_budget": compared.within_budget,
     }

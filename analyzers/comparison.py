@@ -11,6 +11,7 @@ from memadvisor.analyzers.residuals import comparable, measured_components
 from memadvisor.analyzers.step_time import StepTime
 from memadvisor.plan import Plan, Prediction
 from memadvisor.run.records import CATEGORIES, UNEXPLAINED
+from memadvisor.units import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +30,14 @@ class Compared:
     @property
     def differs(self) -> bool:
         """Whether both are known, and are not the same."""
-        return None not in (self.predicted, self.measured) and self.predicted != self.measured
+        return self.differing is not None
+
+    @property
+    def differing(self) -> tuple[float, float] | None:
+        """Predicted and measured, where both are known, and are not the same."""
+        if self.predicted is None or self.measured is None or self.predicted == self.measured:
+            return None
+        return self.predicted, self.measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +48,8 @@ class Comparison:
     allocator reserved; where both sides know it, the budget holds that, else the peak. `components_s`: parts of the step
     time, of the slowest rank (residuals.py); empty for plans that do not say what their prediction is made of.
     `rank_peak_bytes`: of a plan with choices by rank, each rank's peak. `micro_batch_size`: samples of one, and
-    `num_micro_batches` of a step, of the plan and of the traced step, which the user sets.
+    `num_micro_batches` of a step, of the plan and of the traced step, which the user sets. `unsteady`: of a run without a
+    steady step, which step the measured time is of, in words.
     """
 
     peak_bytes: Compared
@@ -54,30 +63,35 @@ class Comparison:
     rank_peak_bytes: dict[int, Compared] = field(default_factory=dict)
     micro_batch_size: Compared = Compared(predicted=None, measured=None)
     num_micro_batches: Compared = Compared(predicted=None, measured=None)
+    unsteady: str | None = None
+
+    @property
+    def unsteady_in_words(self) -> str | None:
+        """In words, where the measured time is of no step that the prediction is of."""
+        if self.unsteady is None or self.step_time_s.predicted is None:
+            return None
+        return (
+            f"The step time is predicted of a steady step, and measured of {self.unsteady}: no step was steady. "
+            "Let it run for more steps to compare them."
+        )
 
     @property
     def other_micro_batch(self) -> str | None:
         """In words, where the step was not as the plan has it; then its figures are of another step too."""
-        size, number = self.micro_batch_size, self.num_micro_batches
-        words, whose = [], "Its" if size.differs else "The plan's"
-        if size.differs:
+        size, number = self.micro_batch_size.differing, self.num_micro_batches.differing
+        words, whose = [], "The plan's" if size is None else "Its"
+        if size is not None:
             words.append(
-                f"The plan is for micro-batches of {_many(size.predicted, 'sample')}, and the traced step had "
-                f"{size.measured:.0f}: "
-                f"set {size.predicted:.0f} in the script."
+                f"The plan is for micro-batches of {counted(size[0], 'sample')}, and the traced step had {size[1]:.0f}: "
+                f"set {size[0]:.0f} in the script."
             )
-        if number.differs:
+        if number is not None:
             words.append(
-                f"{whose} steps have {_many(number.predicted, 'micro-batch')}, and the traced one had "
-                f"{_many(number.measured, 'micro-batch')}: let the script "
-                f"accumulate gradients over {number.predicted:.0f}, or step times are of different steps."
+                f"{whose} steps have {counted(number[0], 'micro-batch')}, and the traced one had "
+                f"{counted(number[1], 'micro-batch')}: let the script "
+                f"accumulate gradients over {number[0]:.0f}, or step times are of different steps."
             )
         return " ".join(words) or None
-
-
-def _many(number: float | None, what: str) -> str:
-    plural = f"{what}es" if what.endswith("ch") else f"{what}s"
-    return f"{number:.0f} {what if number == 1 else plural}"
 
 
 def comparison(
@@ -95,7 +109,7 @@ def comparison(
         return None
     predicted = plan.prediction
     peak = max((p for p in peaks if p is not None), key=lambda p: p.allocated_bytes, default=None)
-    slowest_s = max((time.median_s for time in times if time is not None), default=None)
+    slowest = max((time for time in times if time is not None), key=lambda t: t.median_s, default=None)
     reserved_bytes = max(
         (p.reserved_bytes for p in peaks if p is not None and p.reserved_bytes is not None), default=None
     )
@@ -109,7 +123,9 @@ def comparison(
             predicted=predicted.peak_bytes, measured=None if peak is None else peak.allocated_bytes
         ),
         reserved_bytes=Compared(predicted=predicted.reserved_bytes, measured=reserved_bytes),
-        step_time_s=Compared(predicted=predicted.step_time_s, measured=slowest_s),
+        step_time_s=Compared(
+            predicted=predicted.step_time_s, measured=None if slowest is None else slowest.median_s
+        ),
         by_category_bytes={
             name: Compared(predicted=predicted.by_category_bytes.get(name), measured=measured.get(name))
             for name in names
@@ -124,6 +140,7 @@ def comparison(
         rank_peak_bytes=_by_rank(plan, dict(zip(ranks, peaks, strict=False))),
         micro_batch_size=Compared(predicted=plan.micro_batch_size, measured=micro_batch_size),
         num_micro_batches=Compared(predicted=plan.grad_accum, measured=num_micro_batches),
+        unsteady=None if slowest is None else slowest.unsteady,
     )
 
 

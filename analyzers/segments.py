@@ -192,9 +192,11 @@ def _traced_ranks(run: Run, of_rank: int | None) -> tuple[list[RankRun], RankRun
         way = way_on(run)
         if way is not None:
             raise UsageError("This run ran out of memory before a step of it was traced.", hint=way)
+        option = next((option for rank in named if (option := rank.trace_option)), None)
+        other = f"; or with {option}" if option else ""
         raise UsageError(
             "No step of this run was traced, so nothing is known of its memory.",
-            hint="profile it for more steps: the traced one comes after the warm-up.",
+            hint=f"profile it for more steps: the traced one comes after the warm-up{other}.",
         )
     rank = max(traced, key=_traced_peak_bytes)
     if rank.pipeline_stages and of_rank is None:

@@ -11,7 +11,8 @@ from memadvisor.analyzers.data_waits import training_waits_s
 from memadvisor.analyzers.evaluation import without_evaluated_units
 from memadvisor.analyzers.intervals import Intervals, length, minus, union
 from memadvisor.run.records import Span, Step
-from memadvisor.run.run import RankRun
+from memadvisor.run.run import NUM_WARM_UP_STEPS, RankRun
+from memadvisor.units import counted
 
 _PHASE_KINDS = ("forward", "backward", "optimizer")
 
@@ -39,7 +40,8 @@ class StepTime:
     not listen, to save time) have no part in the phases and units; those of `num_listened_steps` do. A recomputation
     counts as backward, as it runs there. `data_wait_s`: the part of outside that the training waits for its DataLoaders, a
     median scaled with the others; on a GPU what that stands idle meanwhile. None: not recorded, or no batch came from one
-    (data_waits.py). Throughput is this rank's own.
+    (data_waits.py). Throughput is this rank's own. `unsteady`: of a run without a steady step, which step stands in for
+    them, in words.
     """
 
     median_s: float
@@ -53,6 +55,14 @@ class StepTime:
     recorder_fraction: float | None  # of the steady steps' time together, in memadvisor's own hooks
     traced_step_s: float | None  # for comparison: never part of a throughput figure
     data_wait_s: float | None = None
+    unsteady: str | None = None
+
+    @property
+    def basis(self) -> str:
+        """Of which steps the times are, in words."""
+        if self.unsteady is not None:
+            return f"of {self.unsteady}: no step was steady"
+        return f"median of {counted(self.num_steps, 'steady step')}"
 
     @property
     def data_wait_fraction(self) -> float | None:
@@ -89,7 +99,15 @@ def step_time(rank: RankRun) -> StepTime | None:
         traced_step_s=None if traced is None else traced.duration_s,
         # A device's clock is good for half a microsecond.
         data_wait_s=None if waits_s is None else scale * min(waits_s, medians["outside"]),
+        unsteady=_unsteady(rank),
     )
+
+
+def _unsteady(rank: RankRun) -> str | None:
+    step = rank.unsteady_step
+    if step is None:
+        return None
+    return f"step {step.index}, {'a warm-up step' if step.index < NUM_WARM_UP_STEPS else 'next to the traced one'}"
 
 
 def _phase_times(step: Step, spans: list[Span]) -> dict[str, float]:

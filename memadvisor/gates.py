@@ -8,7 +8,7 @@ been the ones that took most.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from memadvisor.analyzers.analysis import Analysis, RankAnalysis
@@ -218,8 +218,7 @@ def _step_time(rank: RankAnalysis) -> Figure:
     time = rank.step_time
     if time is None:
         return Figure(rank=rank.rank, value=None, why="no timed step was finished")
-    steps = f"median of {time.num_steps} steady step{'s' * (time.num_steps > 1)}"
-    return Figure(rank=rank.rank, value=time.median_s, why=steps)
+    return Figure(rank=rank.rank, value=time.median_s, why=time.basis)
 
 
 def _exposed(rank: RankAnalysis, recorded: RankRun) -> Figure:
@@ -246,6 +245,13 @@ def _predicted(analysis: Analysis, limits: Limits) -> Iterator[Gate]:
         pairs.insert(1, ("error of the predicted reservation", compared.reserved_bytes))
     for name, pair in pairs:
         figure = _error(analysis, pair)
+        if (
+            compared is not None
+            and pair is compared.step_time_s
+            and compared.unsteady
+            and figure.value is not None
+        ):
+            figure = replace(figure, why=f"{figure.why}; measured of {compared.unsteady}")
         yield hold("max_prediction_error", name, "fraction", limits.max_prediction_error, [figure])
 
 

@@ -140,6 +140,12 @@ def format_change(fraction: float | None) -> str:
     return "0.0 %" if text in ("+0.0 %", "-0.0 %") else text
 
 
+def counted(number: float, what: str) -> str:
+    """`1 rank`, `3 ranks`, `2 micro-batches`: a whole number of what has a regular plural."""
+    ending = "" if number == 1 else "es" if what.endswith(("ch", "sh", "s", "x")) else "s"
+    return f"{number:.0f} {what}{ending}"
+
+
 def format_count(count: float | None, unit: str = "") -> str:
     """`1.24 G`, `51.0 M`, `983`: decimal prefixes, for parameters, FLOPs and rates."""
     if count is None:

@@ -194,3 +194,10 @@ def test_a_record_that_is_not_whole_fails_though_all_limits_hold(changes, reason
     assert all(found.holds for found in judged.gates)
     assert judged.missing == (reason,)
     assert not judged.holds
+
+
+def test_the_error_of_a_warm_up_steps_time_says_that_it_is_of_one():
+    run = make_run(plan=PLAN, num_steps=2, traced_step=None)
+    found = judge(analyze(run, PROCESSOR), Limits(max_prediction_error=0.5)).gates
+
+    assert [("a warm-up step" in each.where) for each in found if each.measured is not None] == [True]

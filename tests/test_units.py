@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from memadvisor.errors import UsageError
 from memadvisor.units import (
     GIB,
+    counted,
     format_bytes,
     format_change,
     format_count,
@@ -190,3 +191,11 @@ def test_other_times_are_a_usage_error(text):
 )
 def test_a_change_has_its_sign_unless_it_rounds_to_nothing(fraction, text):
     assert format_change(fraction) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "what", "text"),
+    [(1, "rank", "1 rank"), (2, "rank", "2 ranks"), (0, "step", "0 steps"), (3, "batch", "3 batches")],
+)
+def test_one_is_singular(number, what, text):
+    assert counted(number, what) == text

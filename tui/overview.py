@@ -145,7 +145,7 @@ def _time(view: View, width: int) -> list[Text]:
         paragraph(
             ("Step time    ", "bold"),
             (format_seconds(time.median_s), "bold #2ec4a6"),
-            f"  median of {time.num_steps} timed step{'s' if time.num_steps != 1 else ''}",
+            f"  {time.basis}",
         )
     ]
     phases = [(name, seconds) for name, seconds in time.by_phase_s.items() if seconds > 0]

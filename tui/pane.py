@@ -9,6 +9,7 @@ from textual.widgets import Static
 
 from memadvisor.tui.text import paragraph
 from memadvisor.tui.view import View
+from memadvisor.units import counted
 
 NOT_TRACED = "No traced step yet. It follows the warm-up; what is timed already stands under Steps."
 NO_STEP = "No step has ended yet."
@@ -82,5 +83,8 @@ def _why_ended(view: View) -> str:
     if view.result.out_of_memory:
         return "It ran out of memory: Overview says where, and what held it."
     if view.rank.steps:
-        return ""
+        option = view.rank.trace_option
+        return (
+            f"`profile {option}` traces one of its {counted(len(view.rank.steps), 'step')}." if option else ""
+        )
     return " ".join(note.text for note in view.rank.notes if note.level in ("warning", "error"))

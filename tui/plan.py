@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.widgets import DataTable, Static
@@ -97,7 +99,15 @@ def _summary(plan: Plan, found: Comparison | None) -> list[Text]:
         rows.append(
             paragraph(f"peak predicted in {predicted}, measured in {measured or 'nothing traced yet'}")
         )
+        rows += [paragraph((said, "#f2c14e")) for said in _beside(found)]
     return rows
+
+
+def _beside(found: Comparison) -> Iterator[str]:
+    """Where the measured step is none that was predicted."""
+    for said in (found.other_micro_batch, found.unsteady_in_words):
+        if said is not None:
+            yield said
 
 
 def _compared_rows(found: Comparison) -> list[Row]:

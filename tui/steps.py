@@ -97,7 +97,7 @@ def _summary(view: View, width: int) -> list[Text]:
     ]
     time = view.result.step_time
     if time is not None:
-        rows[0].append(f"; median {format_seconds(time.median_s)} over {time.num_steps} of them")
+        rows[0].append(f"; {format_seconds(time.median_s)}, {time.basis}")
     if timed:
         recent = timed[-width:]
         limits = f"  up to {format_seconds(max(recent))}"

@@ -128,6 +128,7 @@ def _short_lines(analysis: Analysis) -> Iterator[RenderableType]:
         yield _labelled(
             "step",
             f"{format_seconds(time.median_s)} = {phases}; {summary_time.throughput(analysis, rank)}",
+            "" if time.unsteady is None else f"; {time.basis}",
         )
     yield from _short_waiting(analysis)
     used = rank.utilization

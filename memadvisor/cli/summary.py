@@ -149,8 +149,8 @@ def prediction(analysis: Analysis) -> RenderableType:
         lines.add_row(words("  " + name.replace("_", " "), "dim"), *_compared(pair, in_bytes=False))
     for name, pair in compared.by_category_bytes.items():
         lines.add_row(words("  " + name.replace("_", " "), "dim"), *_compared(pair, in_bytes=True))
-    other = compared.other_micro_batch
-    notes = () if other is None else (paragraph("  ", (other, "bold yellow")),)
+    said = (compared.other_micro_batch, compared.unsteady_in_words)
+    notes = [paragraph("  ", (each, "bold yellow")) for each in said if each is not None]
     return Group(title, lines, *notes, *_budget(analysis))
 
 

@@ -14,7 +14,7 @@ from memadvisor.run.records import UNEXPLAINED
 from memadvisor.run.run import RankRun
 from memadvisor.tui.drawing import CATEGORY_COLORS, bar, stacked_bar
 from memadvisor.tui.text import number, paragraph, words
-from memadvisor.units import format_bytes, format_count, format_fraction
+from memadvisor.units import counted, format_bytes, format_count, format_fraction
 
 MAX_MODULES = 10
 
@@ -61,7 +61,10 @@ def without_breakdown(rank: RankAnalysis, recorded: RankRun) -> str:
 def why_no_peak(recorded: RankRun) -> str:
     """The run was cut short, or damaged."""
     if recorded.traced_step is None:
-        return "no traced step was finished"
+        option = recorded.trace_option
+        return "no traced step was finished" + (
+            f"; `profile {option}` traces one of its {counted(len(recorded.steps), 'step')}" if option else ""
+        )
     return "a step was traced, but its storages are missing"
 
 

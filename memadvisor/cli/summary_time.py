@@ -29,8 +29,10 @@ def step_time(analysis: Analysis, rank: RankAnalysis, width: int) -> RenderableT
     title = heading(
         "Step time",
         (format_seconds(time.median_s), "bold"),
-        f"  median of {time.num_steps} steady step{'' if time.num_steps == 1 else 's'}",
-        f" ({format_seconds(min(time.durations_s))} to {format_seconds(max(time.durations_s))})",
+        f"  {time.basis}",
+        f" ({format_seconds(min(time.durations_s))} to {format_seconds(max(time.durations_s))})"
+        if time.num_steps > 1
+        else "",
     )
     bar_width = max(10, min(50, width - 40))
     lines = grid(4)

@@ -8,6 +8,7 @@ from memadvisor.analyzers.checkpointing import predicted_checkpoints
 from memadvisor.analyzers.derivatives import differentiated_backwards, units_differentiated
 from memadvisor.analyzers.larger_steps import larger_steps
 from memadvisor.analyzers.own_checkpoints import own_checkpoints
+from memadvisor.analyzers.step_time import step_time
 from memadvisor.chunked_loss import ChunkedLoss, chunked_loss_text
 from memadvisor.coded_states import optimizer_bits_text
 from memadvisor.compression import Compression, compression_loss_text
@@ -32,6 +33,7 @@ _WORTH_NAMING = 0.2  # of the peak: states that could lie elsewhere
 def notes(run: Run, plays: Plays, plain: CapturedStep, found: list[RankedPlan]) -> Iterator[str]:
     """Of the plans that a search has found for the step `plain`, from best to worst."""
     yield from size_notes(run)
+    yield from _time_notes(run, plain)
     yield from _precision_notes(plays.precision)
     yield from _compression_notes(plays.compression)
     yield from _local_sgd_notes(plays.local_sgd)
@@ -54,6 +56,16 @@ def size_notes(run: Run) -> Iterator[str]:
     larger = larger_steps(run.ranks)
     if larger is not None:
         yield f"{larger.in_words} What fits here may not fit there."
+
+
+def _time_notes(run: Run, plain: CapturedStep) -> Iterator[str]:
+    """Predicted times are made of measured ones."""
+    time = next((step_time(rank) for rank in run.ranks if rank.process.rank == plain.rank), None)
+    if time is not None and time.unsteady is not None:
+        yield (
+            f"All step times rest on that of {time.unsteady}: no step was steady. They may be far too long; profile the script "
+            "for more steps where they matter."
+        )
 
 
 def _unit_notes(plain: CapturedStep) -> Iterator[str]:

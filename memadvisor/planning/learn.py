@@ -143,6 +143,11 @@ def _measured(run: Run, components_s: Mapping[str, float]) -> Lesson:
     if not found:
         raise UsageError(f"{_name(run)} has no timed step.", hint="leave it out, or run it for more steps.")
     time, traffic = max(found, key=lambda pair: pair[0].median_s)
+    if time.unsteady is not None:
+        raise UsageError(
+            f"Nothing can be learnt from {_name(run)}: its time is of {time.unsteady}, and no step was steady.",
+            hint="leave it out, or run it for more steps.",
+        )
     parts = measured_components(time, traffic, run.plan.recomputed_units if run.plan is not None else ())
     own_s = {name: seconds for name in _OWN_PARTS if (seconds := parts.get(name))}
     return Lesson(components_s=components_s, step_time_s=time.median_s, parts_s=own_s)

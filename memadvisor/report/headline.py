@@ -89,11 +89,10 @@ def _step(view: RankView) -> str:
         (PHASE_NAMES[phase], spent_s, phase, format_seconds(spent_s))
         for phase, spent_s in time.by_phase_s.items()
     ]
-    steady = f"median of {time.num_steps} steady step{'' if time.num_steps == 1 else 's'}{view.of_rank}"
     return _card(
         "Step time",
         format_seconds(time.median_s),
-        "; ".join((steady, *_waiting(view), *_throughput(view))),
+        "; ".join((f"{time.basis}{view.of_rank}", *_waiting(view), *_throughput(view))),
         split_bar(parts),
     )
 

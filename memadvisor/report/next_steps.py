@@ -42,7 +42,9 @@ def _trouble(view: RankView) -> Iterator[str]:
         said = " ".join(warnings) if not view.recorded.steps else ""
         if run.problems:
             said = said or "No traced step is in what can be read of this run: profile the script again."
-        yield said or "No step was traced, so memory is not explained: profile a run of more steps."
+        option = view.recorded.trace_option
+        other = f", or with `{option}`" if option else ""
+        yield said or f"No step was traced, so memory is not explained: profile a run of more steps{other}."
     if view.analysis.larger_steps is not None:
         yield view.analysis.larger_steps.in_words
     compared = view.analysis.comparison

@@ -117,6 +117,7 @@ def _errors(compared: Comparison) -> Block:
     ]
     if compared.reserved_bytes.predicted is not None:
         rows.insert(1, ("reserved", *_cells(compared.reserved_bytes, in_bytes=True)))
+    unsteady = f"{said} " if (said := compared.unsteady_in_words) else ""
     budget = ""
     if compared.budget_bytes is not None and compared.within_budget is not None:
         held = "held" if compared.within_budget else "did not hold"
@@ -127,7 +128,7 @@ def _errors(compared: Comparison) -> Block:
         rows,
         kinds=(PREDICTED, MEASURED),
         basis=_BASIS,
-        note=f"{budget}The error is (predicted - measured) / measured.{_EXPOSED * bool(compared.components_s)}",
+        note=f"{budget}{unsteady}The error is (predicted - measured) / measured.{_EXPOSED * bool(compared.components_s)}",
     )
 
 

@@ -26,7 +26,7 @@ def _basis(time: StepTime, view: RankView) -> str:
         if time.num_listened_steps == time.num_steps
         else f" (its parts: {time.num_listened_steps} of them)"
     )
-    return f"median of {time.num_steps} steady step{'' if time.num_steps == 1 else 's'}{of_all}{view.of_rank}"
+    return f"{time.basis}{of_all}{view.of_rank}"
 
 
 def step_waterfall(view: RankView) -> Block:

@@ -42,7 +42,9 @@ class RankView:
         steps = f"{num_steps} step{'' if num_steps == 1 else 's'}"
         if self.analysis.run.problems:  # it may have been there
             return f"What can be read of this run holds {steps} of this rank, and no traced one."
-        return f"No step was traced: this rank finished {steps}. One is traced after the warm-up."
+        option = self.recorded.trace_option
+        other = f", or with `{option}` one of these" if option else ""
+        return f"No step was traced: this rank finished {steps}. One is traced after the warm-up{other}."
 
     def spans(self) -> list[Span]:
         """Of the traced step."""

@@ -30,7 +30,8 @@ from memadvisor.units import format_bytes
 
 UNKNOWN = "unknown"
 NOTEBOOK, PROMPT = "(notebook)", "(Python prompt)"  # where code is typed: no script to start again
-DEFAULT_TRACE_STEP = 2  # after two steps of warm-up
+NUM_WARM_UP_STEPS = 2
+DEFAULT_TRACE_STEP = NUM_WARM_UP_STEPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,19 +97,39 @@ class RankRun:
         """The last step that was traced; storages, saved tensors and operators are of this one."""
         return next((step for step in reversed(self.steps) if step.traced), None)
 
+    @property
+    def trace_option(self) -> str | None:
+        """The option that has one of its steps traced, of a rank that ended with too few to reach the chosen one; its last
+        is best, where optimizers have their state. None where one was traced, or more is known of why none was."""
+        if not self.steps or self.ending is None or self.traced_step is not None or self.out_of_memory:
+            return None
+        if any("traced" in note.text for note in self.notes if note.level != "info"):
+            return None
+        return f"--trace-step {min(len(self.steps) - 1, DEFAULT_TRACE_STEP)}"
+
     def steady_steps(self) -> tuple[Step, ...]:
         """Timed steps that are neither warm-up nor next to a traced one; what throughput is made of.
 
         Where there are any after a traced step, they alone: until then a CPU's allocator keeps its account and is
         slower for it. Where what the recorder took is known of some, those alone: a step whose trace was left out has
-        none, and took longer than the script's own.
+        none, and took longer than the script's own. A run too short to have any has its last timed step instead
+        (`unsteady_step`).
         """
+        timed = [step for step in self.steps if not step.traced]
+        return self._steady_steps() or tuple(timed[-1:])
+
+    @property
+    def unsteady_step(self) -> Step | None:
+        """What stands in for the steady steps of a run that has none: its last timed step."""
+        return None if self._steady_steps() else next(iter(self.steady_steps()), None)
+
+    def _steady_steps(self) -> tuple[Step, ...]:
         traced = {step.index for step in self.steps if step.traced}
         timed = [step for step in self.steps if not step.traced]
-        steady = [step for step in timed if step.index >= 2 and step.index - 1 not in traced]
+        steady = [step for step in timed if step.index >= NUM_WARM_UP_STEPS and step.index - 1 not in traced]
         after = [step for step in steady if step.index > max(traced, default=-1)]
         undisturbed = [step for step in after or steady if step.recorder_s is not None]
-        return tuple(undisturbed or after or steady or timed[-1:])
+        return tuple(undisturbed or after or steady)
 
     def steps_with_units(self) -> tuple[Step, ...]:
         """The steady steps whose modules were listened to; what times of phases and units are made of.

@@ -4,11 +4,12 @@ import io
 import pytest
 from rich.console import Console
 
-from memadvisor.analyzers.analysis import analyze
+from memadvisor.analyzers.analysis import analysis_to_json, analyze
 from memadvisor.analyzers.residuals import measured_components
 from memadvisor.analyzers.step_time import UnitTime, step_time
 from memadvisor.cli.summary import prediction
 from memadvisor.plan import Plan, Prediction
+from memadvisor.report.page import render
 from tests.make_run import make_run
 
 PREDICTION = Prediction(
@@ -170,3 +171,21 @@ def test_a_step_of_other_micro_batches_than_the_plans_is_named(size, number, wor
 
     assert analysis.comparison.other_micro_batch == words
     assert words is None or words in " ".join(console.export_text().split())
+
+
+@pytest.mark.parametrize("num_steps", [2, 3])
+def test_a_warm_up_step_is_not_taken_for_the_step_that_was_predicted(num_steps):
+    """Two steps are warm-up; the third is the first steady one."""
+    run = make_run(plan=PLAN, traced_step=None)
+    ranks = tuple(dataclasses.replace(rank, steps=rank.steps[:num_steps]) for rank in run.ranks)
+    analysis = analyze(dataclasses.replace(run, ranks=ranks))
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(prediction(analysis))
+    said = " ".join(console.export_text().split())
+    words = "predicted of a steady step, and measured of step 1, a warm-up step: no step was steady."
+
+    assert (words in said) == (num_steps == 2)
+    assert (words in render(analysis)) == (num_steps == 2)
+    found = analysis_to_json(analysis)
+    assert found["prediction"]["step_time_is_steady"] == (num_steps == 3)
+    assert found["ranks"][0]["step_time_is_steady"] == (num_steps == 3)

@@ -152,3 +152,18 @@ def test_phases_sum_to_the_median_step_and_none_is_negative():
 
     assert sum(time.by_phase_s.values()) == pytest.approx(time.median_s)
     assert min(time.by_phase_s.values()) >= 0
+
+
+@pytest.mark.parametrize(
+    ("indices", "traced", "basis"),
+    [
+        ((0, 1), None, "of step 1, a warm-up step: no step was steady"),
+        ((2, 3), 2, "of step 3, next to the traced one: no step was steady"),
+        ((0, 1, 2), None, "median of 1 steady step"),
+        ((0, 1, 2, 3), None, "median of 2 steady steps"),
+    ],
+)
+def test_a_time_says_of_which_steps_it_is(indices, traced, basis):
+    steps = [step(index=n, start_s=float(n), end_s=n + 0.5, traced=n == traced) for n in indices]
+
+    assert step_time(rank_of((), steps)).basis == basis

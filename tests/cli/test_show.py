@@ -265,3 +265,14 @@ def test_a_higher_peak_in_another_step_is_named():
 
     for text in (shown(run), shown(run, printer=print_summary)):
         assert "had a higher peak, the highest 5.00 MiB in step 0" in " ".join(text.split())
+
+
+def test_a_run_of_two_steps_says_what_its_time_is_of_and_how_one_is_traced():
+    """Both are warm-up."""
+    run = make_run(num_ranks=1, traced_step=None, num_steps=2)
+    whole, closing = " ".join(shown(run).split()), " ".join(shown(run, printer=print_summary).split())
+
+    for text in (whole, closing, render(analyze(run))):
+        assert "of step 1, a warm-up step: no step was steady" in text
+        assert "1 steady step" not in text
+        assert "--trace-step 1" in text

@@ -113,3 +113,21 @@ def test_a_run_of_another_machine_is_refused():
     )
     with pytest.raises(UsageError, match="another machine"):
         learn(PLAIN, [dataclasses.replace(run, ranks=ranks)], TIMES, None)
+
+
+def test_nothing_is_learnt_from_a_warm_up_step():
+    """Its first steps make allocators, caches and optimizer state: no plan's doing."""
+    run = planned(make_run(num_steps=2, traced_step=None))
+
+    with pytest.raises(UsageError, match="its time is of step 1, a warm-up step, and no step was steady"):
+        learn(PLAIN, [run], TIMES, None)
+
+
+def test_times_that_rest_on_a_warm_up_step_are_said_to():
+    notes = [
+        " ".join(advise(run, memory_bytes=2**30).notes)
+        for run in (make_run(num_ranks=1, num_steps=3, traced_step=2), make_run(num_ranks=1))
+    ]
+
+    assert "All step times rest on that of step 1, a warm-up step" in notes[0]
+    assert "rest on that of" not in notes[1]

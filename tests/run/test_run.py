@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from memadvisor.run.documents import Note
 from memadvisor.run.records import Span
 from tests.make_run import make_run
 
@@ -69,3 +70,23 @@ def test_a_run_and_its_ranks_are_shown_in_a_line():
     assert ", 1 rank, 1 missing, " in repr(alone)
     assert repr(with_steps({2, 5})).startswith("<rank 0 on cpu: 8 steps, step 5 traced")
     assert repr(with_steps(set(), total=1)) == "<rank 0 on cpu: 1 step, none traced>"
+
+
+def test_a_run_too_short_for_a_steady_step_has_its_last_timed_one_and_says_which():
+    assert with_steps(set(), total=3).unsteady_step is None
+    for traced, total, index in ((set(), 1, 0), (set(), 2, 1), ({2}, 4, 3), ({0}, 2, 1)):
+        rank = with_steps(traced, total)
+        assert rank.unsteady_step.index == index
+        assert [step.index for step in rank.steady_steps()] == [index]
+    assert with_steps({0}, total=1).unsteady_step is None
+
+
+def test_a_run_that_ended_before_the_traced_step_names_the_option_that_traces_its_last():
+    assert with_steps(set(), total=1).trace_option == "--trace-step 0"
+    assert with_steps(set(), total=2).trace_option == "--trace-step 1"
+    assert with_steps(set(), total=8).trace_option == "--trace-step 2"
+    assert with_steps({2}).trace_option is None
+    assert with_steps(set(), total=0).trace_option is None
+    assert dataclasses.replace(with_steps(set(), total=2), ending=None).trace_option is None
+    failed = Note(level="warning", text="No step was traced: torch.func is at work.", time_s=None)
+    assert dataclasses.replace(with_steps(set(), total=2), notes=(failed,)).trace_option is None
