@@ -16,6 +16,7 @@ from memadvisor.cost.step import CapturedStep, Segment
 from memadvisor.errors import UsageError
 from memadvisor.run.parallel_records import PipelineStage
 from memadvisor.run.run import RankRun, Run
+from memadvisor.units import counted
 
 # Between two pieces this schedule waits for what it sends, too; others wait for that at the end.
 _WAITS_FOR_SENDS = ("Schedule1F1B",)
@@ -125,7 +126,7 @@ def _check_passes(rank: RankRun) -> None:
     if counts != {"forward": expected, "backward": expected} or numbers != set(range(expected)):
         raise UsageError(
             f"Rank {rank.process.rank} ran {counts['forward']} forwards and {counts['backward']} backwards in the traced "
-            f"step, and its stages have {expected} micro-batches.",
+            f"step, and its stages have {counted(expected, 'micro-batch')}.",
             hint="plans are for scripts that run their schedule once between updates.",
         )
 

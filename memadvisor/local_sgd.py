@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from memadvisor.errors import PlanError, UsageError
+from memadvisor.units import counted
 
 _SPELLING = re.compile(r"(?P<period>\d{1,9})(,warmup=(?P<warmup>\d{1,9}))?", re.ASCII)
 
@@ -56,7 +57,7 @@ def local_sgd_text(local_sgd: LocalSgd | None) -> str:
 def local_sgd_loss_text(local_sgd: LocalSgd) -> str:
     """What is not summed, in words."""
     period, warmup_steps = local_sgd.period, local_sgd.warmup_steps
-    since = f"after the first {warmup_steps} steps " if warmup_steps else ""
+    since = f"after the first {counted(warmup_steps, 'step').removeprefix('1 ')} " if warmup_steps else ""
     return (
         f"{since}each rank steps on its own gradients, and parameters become their mean over the ranks every {period} steps "
         "(local SGD); in between ranks differ, and what they save is their own. Losses will differ from those without it."
@@ -75,7 +76,7 @@ def check_local_sgd(
         return
     if local_sgd.period < 1 or local_sgd.warmup_steps < 0:
         raise PlanError(
-            f"{source} has local SGD with period {local_sgd.period} and {local_sgd.warmup_steps} steps before.",
+            f"{source} has local SGD with period {local_sgd.period} and {counted(local_sgd.warmup_steps, 'step')} before.",
             hint="the period is 1 or more, the steps before it 0 or more.",
         )
     where = "one rank" if num_ranks == 1 else f"ZeRO stage {max(stages)}" if max(stages) else None

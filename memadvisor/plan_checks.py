@@ -18,6 +18,7 @@ from memadvisor.plan import TIERS, Plan, UnitPlan
 from memadvisor.policies import RECOMPUTING
 from memadvisor.precision import check_precision
 from memadvisor.stretches import check_stretches
+from memadvisor.units import counted
 
 # What the plan as a whole and each of its units may have.
 _CHOICES = {
@@ -85,7 +86,9 @@ def _check_choices(plan: Plan, source: str) -> None:
 def _check_values(plan: Plan, stages: set[int], source: str) -> None:
     """Each by itself, and against the number of ranks."""
     if plan.num_ranks < 1:
-        raise PlanError(f"{source} is for {plan.num_ranks} ranks.", hint="a plan is for 1 rank or more.")
+        raise PlanError(
+            f"{source} is for {counted(plan.num_ranks, 'rank')}.", hint="a plan is for 1 rank or more."
+        )
     if plan.policy not in ("chosen", "none", *RECOMPUTING):
         raise PlanError(
             f"{source} names the policy {plan.policy!r}.",
@@ -102,7 +105,7 @@ def _check_values(plan: Plan, stages: set[int], source: str) -> None:
         2 <= plan.shard_ranks <= plan.num_ranks and plan.num_ranks % plan.shard_ranks == 0
     ):
         raise PlanError(
-            f"{source} has shard_ranks {plan.shard_ranks} for {plan.num_ranks} ranks.",
+            f"{source} has shard_ranks {plan.shard_ranks} for {counted(plan.num_ranks, 'rank')}.",
             hint="it must be 2 or more, and divide the number of ranks.",
         )
     _check_second_copies(plan, stages, source)
@@ -170,7 +173,7 @@ def _check_second_copies(plan: Plan, stages: set[int], source: str) -> None:
         return
     if not (2 <= ranks < plan.num_ranks and plan.num_ranks % ranks == 0):
         raise PlanError(
-            f"{source} has secondary_ranks {ranks} for {plan.num_ranks} ranks.",
+            f"{source} has secondary_ranks {ranks} for {counted(plan.num_ranks, 'rank')}.",
             hint="it must be 2 or more, fewer than all ranks, and divide their number.",
         )
     if 3 not in stages:
@@ -225,7 +228,8 @@ def _check_parameter_tiers(plan: Plan, source: str) -> None:
     where = f"{source} has parameters{f' of {away[0].name!r}' if away[0].name else ''} on the {away[0].parameter_tier}"
     if plan.num_ranks > 1:
         raise PlanError(
-            f"{where}, and is for {plan.num_ranks} ranks.", hint="ranks share them by ZeRO stage 3 alone."
+            f"{where}, and is for {counted(plan.num_ranks, 'rank')}.",
+            hint="ranks share them by ZeRO stage 3 alone.",
         )
     if any(unit.zero_stage != 3 for unit in away):
         raise PlanError(f"{where}, and is not of ZeRO stage 3 there.", hint="give such units zero_stage 3.")

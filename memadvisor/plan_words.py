@@ -12,6 +12,7 @@ from memadvisor.policies import resolve_units
 from memadvisor.precision import precision_text
 from memadvisor.run.records import Unit
 from memadvisor.stretches import stretches_text
+from memadvisor.units import counted
 
 
 def options_text(plan: Plan) -> str:
@@ -44,7 +45,7 @@ def plan_text(plan: Plan, units: Sequence[Unit]) -> str:
     away = [unit.elsewhere for unit in plan.units if unit.elsewhere]
     for number, what in ((again, "recomputed"), (len(away), f"with {'; '.join(dict.fromkeys(away))}")):
         if number:
-            parts.append(f"{number} of {len(chosen)} units {what}")
+            parts.append(f"{number} of {counted(len(chosen), 'unit')} {what}")
     return ", ".join(parts) + options_text(plan)
 
 

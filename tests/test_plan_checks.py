@@ -3,6 +3,8 @@
 import pytest
 
 from memadvisor.errors import PlanError
+from memadvisor.plan import Plan
+from memadvisor.plan_checks import check_plan
 from memadvisor.plan_file import plan_from_json
 from tests.test_plan import as_json
 
@@ -145,3 +147,9 @@ def with_parts(*parts, **more):
 def test_impossible_plans_are_refused_by_what_is_wrong(change, words):
     with pytest.raises(PlanError, match=words):
         plan_from_json({**as_json(), **change}, "some file")
+
+
+@pytest.mark.parametrize("changes", [{"shard_ranks": 2}, {"secondary_ranks": 2, "zero_stage": 3}])
+def test_one_rank_is_named_in_the_singular(changes):
+    with pytest.raises(PlanError, match=r"for 1 rank\."):
+        check_plan(Plan(**{"num_ranks": 1, "zero_stage": 0, "why": "by hand", **changes}), "The plan")

@@ -15,7 +15,7 @@ from memadvisor.tui.table import Column, Matcher, Row, SearchTable, matcher
 from memadvisor.tui.text import number, paragraph, words
 from memadvisor.tui.tree import TreeNode, module_tree
 from memadvisor.tui.view import View
-from memadvisor.units import format_bytes, format_count
+from memadvisor.units import counted, format_bytes, format_count
 
 _BAR_WIDTH = 12
 _COLUMNS = (
@@ -115,7 +115,7 @@ def _summary(view: View, num_rows: int) -> Text:
     peak = view.result.peak
     at_peak = "" if peak is None else f"; at the peak, in {peak.position}"
     return paragraph(
-        (f"{len(view.rank.modules)} modules", "bold"),
+        (f"{counted(len(view.rank.modules), 'module')}", "bold"),
         f", {num_rows} shown{at_peak}. Bytes include the modules below.",
     )
 

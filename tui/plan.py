@@ -20,7 +20,7 @@ from memadvisor.tui.pane import Pane
 from memadvisor.tui.table import Column, Row, refill, row_table
 from memadvisor.tui.text import lines, number, paragraph, words
 from memadvisor.tui.view import View
-from memadvisor.units import format_bytes, format_change, format_seconds
+from memadvisor.units import counted, format_bytes, format_change, format_seconds
 
 _NO_PLAN = (
     "No plan was applied in this run. `memadvisor advise RUN --memory SIZE -o plan.json` makes one, "
@@ -77,7 +77,9 @@ def _summary(plan: Plan, found: Comparison | None) -> list[Text]:
             compression_text(plan.compression),
             local_sgd_text(plan.local_sgd),
             f"; {plan.elsewhere}" if plan.elsewhere else "",
-            f"; {len(plan.recomputed_units)} of {len(plan.units)} units recomputed" if plan.units else "",
+            f"; {len(plan.recomputed_units)} of {counted(len(plan.units), 'unit')} recomputed"
+            if plan.units
+            else "",
         ),
         paragraph((plan.why, "dim")),
     ]

@@ -25,7 +25,7 @@ from memadvisor.planning.advise_layouts import CapturedAdvice, advise_layouts, r
 from memadvisor.planning.captured_layouts import PricedCapture
 from memadvisor.run.run import Run
 from memadvisor.run.store import load_run
-from memadvisor.units import format_bytes, format_seconds, parse_bytes
+from memadvisor.units import counted, format_bytes, format_seconds, parse_bytes
 
 # Options of `advise` that are of plans for the ranks that ran.
 _OF_PLANS = ("policy", "learn", "all_reduce_top", "all_reduce_rank", "local_sgd", "near_ranks")
@@ -78,7 +78,7 @@ def _print(advice: CapturedAdvice, run: Run, console: Console, output: str | Non
         console.print(_table("less memory for more time (predicted)", some_of(found.front)))
     console.print(
         Text(
-            f"{found.num_layouts} layouts: {found.num_unsafe} too likely to run out of memory, {found.num_failed} impossible."
+            f"{counted(found.num_layouts, 'layout')}: {found.num_unsafe} too likely to run out of memory, {found.num_failed} impossible."
         ),
         soft_wrap=True,
     )
@@ -98,9 +98,9 @@ def _head(advice: CapturedAdvice) -> str:
     cluster = target.cluster
     times = "measured times" if target.roofs is None else "times scaled by roofline"
     return (
-        f"Recorded on {model.device_name}: {len(model.units)} units, {model.elements:,} parameters, micro-batch "
+        f"Recorded on {model.device_name}: {counted(len(model.units), 'unit')}, {model.elements:,} parameters, micro-batch "
         f"{model.micro_batch_size}, step {format_seconds(model.step_time_s)} (measured). For {cluster.num_accelerators} x "
-        f"{cluster.accelerator.name} ({times}), {advice.question.batch_samples} samples a step:"
+        f"{cluster.accelerator.name} ({times}), {counted(advice.question.batch_samples, 'sample')} a step:"
     )
 
 

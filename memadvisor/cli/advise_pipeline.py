@@ -21,7 +21,7 @@ from memadvisor.planning.budget import budget_bytes
 from memadvisor.planning.pipelines import PipelineAdvice, PipelinePoint, advise_pipeline
 from memadvisor.run.run import Run
 from memadvisor.unit_ranges import unit_ranges
-from memadvisor.units import format_bytes, format_seconds
+from memadvisor.units import counted, format_bytes, format_seconds
 
 
 def run_pipeline(arguments: argparse.Namespace, run: Run) -> int:
@@ -77,7 +77,7 @@ def _print(advice: PipelineAdvice, run: Run, console: Console, output: str | Non
     console.print(
         Text(
             f"Budget {format_bytes(advice.budget_bytes)} a rank. {beside} of {advice.num_stages} stages on "
-            f"{len(advice.ranks)} ranks, {advice.schedule}, {advice.num_micro_batches} micro-batches. Measured without a "
+            f"{counted(len(advice.ranks), 'rank')}, {advice.schedule}, {counted(advice.num_micro_batches, 'micro-batch')}. Measured without a "
             f"plan: fullest rank {format_bytes(advice.measured_peak_bytes)}, step "
             f"{format_seconds(advice.measured_step_time_s)}. What is not called measured is predicted."
         )

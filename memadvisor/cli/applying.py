@@ -11,6 +11,7 @@ from memadvisor.plan import Plan
 from memadvisor.run.launch import launch_id
 from memadvisor.run.say import say
 from memadvisor.run.store import journals_of
+from memadvisor.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,11 +67,7 @@ def _check_batch(plan: Plan, num_samples: int, note: Callable[[str, str], None])
     if plan.micro_batch_size is not None and plan.micro_batch_size != num_samples:
         note(
             "warning",
-            f"The plan's prediction is for micro-batches of {_samples(plan.micro_batch_size)}, and the script's first "
+            f"The plan's prediction is for micro-batches of {counted(plan.micro_batch_size, 'sample')}, and the script's first "
             f"has {num_samples}: set the script's own micro-batch to {plan.micro_batch_size} and its gradient "
             f"accumulation to {plan.grad_accum}.",
         )
-
-
-def _samples(number: int) -> str:
-    return f"{number} sample{'' if number == 1 else 's'}"

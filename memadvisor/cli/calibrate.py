@@ -14,7 +14,7 @@ from memadvisor.cli.printing import stdout_console
 from memadvisor.hardware.hardware import CollectiveCurve, Hardware, LinkPiece, TierBandwidth
 from memadvisor.hardware.load import save_hardware
 from memadvisor.run.files import working_directory
-from memadvisor.units import format_bytes, format_count, format_seconds
+from memadvisor.units import counted, format_bytes, format_count, format_seconds
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -111,7 +111,7 @@ def _print(hardware: Hardware) -> None:
 
 def _print_collectives(hardware: Hardware, console: Console) -> None:
     num_ranks = hardware.collectives[0].num_ranks
-    table = Table(title=f"Collectives among {num_ranks} ranks", title_justify="left")
+    table = Table(title=f"Collectives among {counted(num_ranks, 'rank')}", title_justify="left")
     table.add_column("message", justify="right")
     curves = (*hardware.collectives, *hardware.alternatives)
     for curve in curves:

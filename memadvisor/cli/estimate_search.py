@@ -26,7 +26,7 @@ from memadvisor.planning.layout_space import LayoutQuestion
 from memadvisor.planning.layouts import FoundLayouts, SearchCounts
 from memadvisor.planning.nearest_fit import NearestFit
 from memadvisor.planning.priced_layouts import Priced
-from memadvisor.units import format_bytes
+from memadvisor.units import counted, format_bytes
 
 
 def print_found(
@@ -154,7 +154,7 @@ def _table(title: str, layouts: tuple[Priced, ...]) -> Table:
 
 def _counts_words(counts: SearchCounts) -> str:
     return (
-        f"{counts.num_layouts} layouts: {counts.num_estimated} estimated, {counts.num_too_slow} shown to be slower and"
+        f"{counted(counts.num_layouts, 'layout')}: {counts.num_estimated} estimated, {counts.num_too_slow} shown to be slower and"
         f" {counts.num_too_large} to need too much memory without, {counts.num_failed} impossible."
     )
 

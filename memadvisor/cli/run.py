@@ -46,6 +46,7 @@ from memadvisor.policies import RECOMPUTING
 from memadvisor.run.launch import launch_id
 from memadvisor.run.say import say
 from memadvisor.run.store import discard_empty_run, discard_run, journal_path, read_refusal
+from memadvisor.units import counted
 
 TAKES_SCRIPT = True
 
@@ -95,6 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
     target = target_of(arguments)
     plan = _plan(arguments)
     _check_ranks(plan, arguments)
+    _warn_of_one_rank(plan, arguments)
     directory = choose_directory(arguments, target)
     plan = with_disk_directory(plan, directory)
     save_plan(plan, directory / "plan.json", replace=False)
@@ -168,8 +170,17 @@ def _check_ranks(plan: Plan, arguments: argparse.Namespace) -> None:
     num_ranks = arguments.nproc or rank_identity().world_size
     if plan.num_ranks != num_ranks:
         raise PlanError(
-            f"The plan is for {plan.num_ranks} ranks, and this is a run of {num_ranks}.",
+            f"The plan is for {counted(plan.num_ranks, 'rank')}, and this is a run of {num_ranks}.",
             hint=f"start it with --nproc {plan.num_ranks}, or advise again with --gpus {num_ranks}.",
+        )
+
+
+def _warn_of_one_rank(plan: Plan, arguments: argparse.Namespace) -> None:
+    """Stages are the same among one; parameters that lie elsewhere between their uses go by stage 3, though."""
+    if plan.num_ranks == 1 and arguments.zero and arguments.offload_parameters is None:
+        say(
+            f"memadvisor run: --zero {arguments.zero} has no effect: ZeRO shards among several ranks, and this is a run of "
+            "one. Start more with --nproc N, or say with --ranks N how many the script starts itself."
         )
 
 

@@ -17,7 +17,7 @@ from memadvisor.run.records import Unit
 from memadvisor.run.run import RankRun
 from memadvisor.tui.drawing import PHASE_COLORS, bar
 from memadvisor.tui.text import number, paragraph, plain, words
-from memadvisor.units import format_bytes, format_count, format_fraction, format_seconds
+from memadvisor.units import counted, format_bytes, format_count, format_fraction, format_seconds
 
 MAX_UNITS, MAX_RANKS, MAX_OPERATIONS = 20, 16, 8
 
@@ -49,7 +49,7 @@ def step_time(analysis: Analysis, rank: RankAnalysis, width: int) -> RenderableT
     ]
     if time.num_listened_steps < time.num_steps:
         facts.append(
-            f"phases and units from the {time.num_listened_steps} steps whose modules were listened to"
+            f"phases and units from the {counted(time.num_listened_steps, 'step')} whose modules were listened to"
         )
     facts += waits_in_words(time, rank.data_waits)
     if evaluations := evaluation_in_words(rank.evaluation):
@@ -148,7 +148,7 @@ def communication(rank: RankAnalysis, analysis: Analysis) -> RenderableType:
     title = heading(
         "Communication",
         (format_bytes(traffic.bytes), "bold"),
-        f" in {traffic.num_calls} operations of the traced step{of_rank}; its times carry the tracing's cost",
+        f" in {counted(traffic.num_calls, 'operation')} of the traced step{of_rank}; its times carry the tracing's cost",
     )
     facts = paragraph(
         f"  {format_seconds(traffic.time_s)}: exposed {format_seconds(traffic.exposed_s)}, ",

@@ -60,6 +60,7 @@ from memadvisor.errors import PlanError
 from memadvisor.plan import Plan
 from memadvisor.run.cut import unwrap
 from memadvisor.schedule import Schedule
+from memadvisor.units import counted
 
 _numbers = itertools.count()
 
@@ -170,7 +171,7 @@ class Applied:
         """Replace the Reducer of a DDP that exists already."""
         if not isinstance(model, DistributedDataParallel):
             raise PlanError(
-                f"The plan is for {self.plan.num_ranks} ranks, and the model is not wrapped in DDP.",
+                f"The plan is for {counted(self.plan.num_ranks, 'rank')}, and the model is not wrapped in DDP.",
                 hint="wrap it in torch.nn.parallel.DistributedDataParallel first.",
             )
         reducer = model.reducer
@@ -252,8 +253,8 @@ class Applied:
         if num_ranks != self.plan.num_ranks:
             ddp_patch.check_spans(num_ranks, self.plan.num_ranks)
             raise PlanError(
-                f"The plan is for {self.plan.num_ranks} ranks, and the script's DDP has {num_ranks}.",
-                hint=f"start {self.plan.num_ranks} ranks, or advise again with --gpus {num_ranks}.",
+                f"The plan is for {counted(self.plan.num_ranks, 'rank')}, and the script's DDP has {num_ranks}.",
+                hint=f"start {counted(self.plan.num_ranks, 'rank')}, or advise again with --gpus {num_ranks}.",
             )
         self._give_back(unwrap(wrapper))
         model, schedule = self._planned.read(unwrap(wrapper))

@@ -25,6 +25,7 @@ from memadvisor.plan_checks import beside_fsdp2
 from memadvisor.run.cut import innermost
 from memadvisor.run.fully_sharded import param_groups
 from memadvisor.schedule import ActionKind, Point, Schedule
+from memadvisor.units import counted
 from memadvisor.write_schedule import write_schedule
 
 
@@ -116,8 +117,8 @@ def check_plan_for(plan: Plan, root: torch.nn.Module, groups: Groups) -> None:
         num_ranks = getattr(mesh, "shard_mesh_size", 1) * getattr(mesh, "replicate_mesh_size", 1)
         if num_ranks != plan.num_ranks:
             raise PlanError(
-                f"The plan is for {plan.num_ranks} ranks, and the script's FSDP2 has {num_ranks}.",
-                hint=f"start {plan.num_ranks} ranks, or profile this script and advise again.",
+                f"The plan is for {counted(plan.num_ranks, 'rank')}, and the script's FSDP2 has {num_ranks}.",
+                hint=f"start {counted(plan.num_ranks, 'rank')}, or profile this script and advise again.",
             )
 
 

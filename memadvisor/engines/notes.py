@@ -19,7 +19,7 @@ from memadvisor.plan import Plan
 from memadvisor.policies import RECOMPUTING
 from memadvisor.precision import loss_text, masters_text
 from memadvisor.schedule import Schedule
-from memadvisor.units import format_bytes
+from memadvisor.units import counted, format_bytes
 
 
 def warnings_of(plan: Plan) -> Iterator[str]:
@@ -59,7 +59,7 @@ def notes_on(executor: Executor) -> Iterator[tuple[str, str]]:
     padding_bytes = sum(flat.padding_bytes for flat in sharded)
     yield (
         "info",
-        f"{type(executor.sharded.live.root).__name__}: {len(executor.units)} units, {len(sharded)} sharded flats, "
+        f"{type(executor.sharded.live.root).__name__}: {counted(len(executor.units), 'unit')}, {counted(len(sharded), 'sharded flat')}, "
         f"padding {format_bytes(padding_bytes)} of parameters in all",
     )
     if executor.sharded.schedule.precision.has_masters and not any(flat.has_masters for flat in sharded):

@@ -15,6 +15,7 @@ from memadvisor.engines.sharding.flat import Label
 from memadvisor.errors import PlanError
 from memadvisor.plan import Plan
 from memadvisor.plan_checks import check_plan
+from memadvisor.units import counted
 
 
 def install_stage(plan: Plan, rank: int, *, label: Label | None = None, note: Note | None = None) -> Applied:
@@ -22,7 +23,9 @@ def install_stage(plan: Plan, rank: int, *, label: Label | None = None, note: No
     script itself sends."""
     check_plan(plan, "The plan")
     if rank >= plan.num_ranks:
-        raise PlanError(f"The plan is for {plan.num_ranks} ranks, and this is rank {rank}.", hint=_HINT)
+        raise PlanError(
+            f"The plan is for {counted(plan.num_ranks, 'rank')}, and this is rank {rank}.", hint=_HINT
+        )
     applied = Applied(plan.of_rank(rank), label, note)
     applied.when_removed(register_optimizer_step_pre_hook(partial(_require_ranks, plan.num_ranks)).remove)
     return applied

@@ -25,7 +25,7 @@ from memadvisor.planning.ranked import RankedPlan
 from memadvisor.planning.several_models import model_notes
 from memadvisor.precision import Precision, loss_text, masters_text
 from memadvisor.run.run import RankRun, Run
-from memadvisor.units import format_bytes, format_seconds
+from memadvisor.units import counted, format_bytes, format_seconds
 
 _WORTH_NAMING = 0.2  # of the peak: states that could lie elsewhere
 
@@ -271,6 +271,6 @@ def _run_notes(run: Run, num_ranks: int, times: CollectiveTimes | None) -> Itera
             "it: put the optimizer that it wraps in its place."
         )
     if run.missing_ranks:
-        yield f"{len(run.missing_ranks)} ranks left nothing readable; the plan rests on the others."
+        yield f"{counted(len(run.missing_ranks), 'rank')} left nothing readable; the plan rests on the others."
     if times is not None:
         yield f"Times of collectives: {times.kind} ({times.source})."

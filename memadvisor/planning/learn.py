@@ -34,6 +34,7 @@ from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import OptimizerRate
 from memadvisor.plan import Plan
 from memadvisor.run.run import Run
+from memadvisor.units import counted
 from memadvisor.write_schedule import write_schedule
 
 _ERROR = 0.05  # s: how far a step time is off between two runs of one plan, on a busy machine
@@ -163,7 +164,7 @@ def _usable_plan(plain: Run, run: Run) -> Plan:
     elif (ours.host, ours.device_name) != (theirs.host, theirs.device_name):
         why = f"is of another machine ({theirs.host}, {theirs.device_name})"
     elif run.manifest.world_size != plain.manifest.world_size:
-        why = f"is of {run.manifest.world_size} ranks, and this one of {plain.manifest.world_size}"
+        why = f"is of {counted(run.manifest.world_size, 'rank')}, and this one of {plain.manifest.world_size}"
     elif plan.fingerprint != fingerprint_of(plain.ranks[0]):
         why = "is of another model"
     elif run.missing_ranks:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from memadvisor.errors import UsageError
 from memadvisor.planning.way import Way
+from memadvisor.units import counted
 
 
 def check_near_ranks(near_ranks: int | None, num_ranks: int, shards_itself: bool) -> None:
@@ -14,7 +15,7 @@ def check_near_ranks(near_ranks: int | None, num_ranks: int, shards_itself: bool
         return
     if not (2 <= near_ranks < num_ranks and num_ranks % near_ranks == 0):
         raise UsageError(
-            f"--near-ranks {near_ranks} of {num_ranks} ranks cannot share second copies.",
+            f"--near-ranks {near_ranks} of {counted(num_ranks, 'rank')} cannot share second copies.",
             hint="it must be 2 or more, fewer than all ranks, and divide their number.",
         )
     if shards_itself:

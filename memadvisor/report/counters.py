@@ -7,7 +7,7 @@ from memadvisor.report.downsample import highest, packed
 from memadvisor.report.view import RankView
 from memadvisor.report.words import bytes_scale, seconds_scale
 from memadvisor.run.records import Counter
-from memadvisor.units import format_bytes
+from memadvisor.units import counted, format_bytes
 
 _ENDS_EARLY = " On a CPU the allocator is asked until the traced step has ended: asking slows it."
 _SERIES = (
@@ -49,7 +49,7 @@ def counters_over_run(view: RankView) -> Block:
         name="counters",
         title=title,
         kinds=(MEASURED,),
-        basis=f"{len(samples)} samples{view.of_rank}",
+        basis=f"{counted(len(samples), 'sample')}{view.of_rank}",
         label=f"Memory counters over the run, at most {format_bytes(largest)}.",
         traces=traces,
         layout={

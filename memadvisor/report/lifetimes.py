@@ -12,7 +12,7 @@ from memadvisor.report.escape import plotly_text, shortened
 from memadvisor.report.lanes import bars, phase_bands, time_axis
 from memadvisor.report.view import RankView
 from memadvisor.report.words import bytes_scale, seconds_scale, unit_name
-from memadvisor.units import format_bytes, format_fraction, format_seconds
+from memadvisor.units import counted, format_bytes, format_fraction, format_seconds
 
 NAMED_SHARE = 0.025  # of the figure's height, below which a unit's name would not fit
 MAX_UNITS = 60
@@ -41,7 +41,7 @@ def activation_lifetimes(view: RankView) -> Block:
         title=title,
         kinds=(MEASURED,),
         basis=view.traced_basis,
-        label=f"{len(shown)} storages that autograd kept, {format_bytes(shown_bytes)}, grouped by unit.",
+        label=f"{counted(len(shown), 'storage')} that autograd kept, {format_bytes(shown_bytes)}, grouped by unit.",
         traces=_traces(shown, rows, view.step.duration_s, factor, time_factor),
         layout={
             "xaxis": time_axis(view, time_factor, time_unit),
@@ -58,7 +58,7 @@ def activation_lifetimes(view: RankView) -> Block:
         },
         height_px=min(820, 240 + 14 * len(kept.units)),
         note="A bar is as thick as its storage is large, so its area is what keeping it costs; the full height is "
-        f"{format_bytes(height_bytes)}. Drawn: {len(shown)} of {len(kept.lifetimes)} storages, "
+        f"{format_bytes(height_bytes)}. Drawn: {len(shown)} of {counted(len(kept.lifetimes), 'storage')}, "
         f"{format_fraction(shown_bytes / all_bytes if all_bytes else None)} of the bytes, all micro-batches.",
     )
 

@@ -13,7 +13,7 @@ from memadvisor.policies import resolve_units
 from memadvisor.report.blocks import INNER, MEASURED, PREDICTED, Block, Figure, Missing, paragraph, table
 from memadvisor.report.words import STACK, bytes_scale, category_name, color_of, unit_name
 from memadvisor.unit_ranges import unit_ranges
-from memadvisor.units import format_bytes, format_change, format_seconds
+from memadvisor.units import counted, format_bytes, format_change, format_seconds
 
 MAX_UNITS = 200
 _BASIS = "largest rank's peak, slowest rank's median step"
@@ -153,7 +153,7 @@ def _choices_by_rank(plan: Plan) -> Sequence[Block]:
     title = "The plan, rank by rank"
     headings = ("rank", "recomputed", "units", "activations elsewhere")
     why = [paragraph(f"Why this plan: {plan.why}", "lead")] if plan.why else []
-    basis = f"plan for {plan.num_ranks} ranks, policy {plan.policy}"
+    basis = f"plan for {counted(plan.num_ranks, 'rank')}, policy {plan.policy}"
     return [table(title, headings, rows, kinds=(), basis=basis, num_text=4), *why]
 
 
@@ -192,11 +192,14 @@ def _plan_blocks(plan: Plan, analysis: Analysis) -> Sequence[Block]:
                 for unit in chosen[:MAX_UNITS]
             ),
             kinds=(),
-            basis=f"plan for {plan.num_ranks} rank{'s' if plan.num_ranks > 1 else ''}, policy {plan.policy}"
-            + options_text(plan),
+            basis=f"plan for {counted(plan.num_ranks, 'rank')}, policy {plan.policy}" + options_text(plan),
             num_text=3,
             note=f"Micro-batch {batch}, accumulation {accumulation}."
-            + (f" {more} further units are left out." if more > 0 else ""),
+            + (
+                f" {counted(more, 'further unit')} {'is' if more == 1 else 'are'} left out."
+                if more > 0
+                else ""
+            ),
         ),
         *([paragraph(f"Why this plan: {plan.why}", "lead")] if plan.why else []),
     ]

@@ -9,6 +9,7 @@ from memadvisor.report.blocks import Block, Html, paragraph, table
 from memadvisor.report.escape import html_text
 from memadvisor.report.words import PHASE_NAMES, unfinished_in_words
 from memadvisor.run.records import PHASES
+from memadvisor.units import counted
 
 MAX_NOTES = 200
 
@@ -65,7 +66,7 @@ def notes_and_problems(analysis: Analysis) -> Sequence[Block]:
     if run.missing_ranks:
         missing = ", ".join(str(rank) for rank in run.missing_ranks[:32])
         more = len(run.missing_ranks) - 32
-        text = "No readable record" + (f"; and {more} more ranks" if more > 0 else "")
+        text = "No readable record" + (f"; and {counted(more, 'more rank')}" if more > 0 else "")
         rows.append(("missing", missing, text))
     rows += [
         ("unfinished", str(rank.rank), unfinished_in_words(rank))
@@ -97,7 +98,7 @@ def alert(analysis: Analysis) -> str:
     trouble = list(run.problems[:5])
     if run.missing_ranks:
         trouble.append(
-            f"{len(run.missing_ranks)} of {run.manifest.world_size} ranks left no readable record: {_some(run.missing_ranks)}"
+            f"{len(run.missing_ranks)} of {counted(run.manifest.world_size, 'rank')} left no readable record: {_some(run.missing_ranks)}"
         )
     if len(run.ranks) + len(run.missing_ranks) > 1:
         trouble += [

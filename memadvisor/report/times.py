@@ -13,7 +13,7 @@ from memadvisor.report.escape import plotly_text, shortened
 from memadvisor.report.lanes import bars
 from memadvisor.report.view import RankView
 from memadvisor.report.words import PHASE_NAMES, color_of, seconds_scale, unit_name
-from memadvisor.units import format_fraction, format_seconds
+from memadvisor.units import counted, format_fraction, format_seconds
 
 MAX_UNITS = 60
 _MOST_NAMED_STEPS = 12  # up to so many each has its number: plotly would name halves of a step, rounded
@@ -161,7 +161,7 @@ def unit_times(view: RankView) -> Block:
         title=title,
         kinds=(MEASURED,),
         basis=_basis(time, view),
-        label=f"Stacked bars of {len(rows)} units; the longest is {unit_name(longest[0].unit)}.",
+        label=f"Stacked bars of {counted(len(rows), 'unit')}; the longest is {unit_name(longest[0].unit)}.",
         traces=[
             {
                 "type": "bar",
@@ -223,8 +223,8 @@ def every_step(view: RankView) -> Block:
         name="steps",
         title=title,
         kinds=(MEASURED,),
-        basis=f"{len(steps)} steps{view.of_rank}",
-        label=f"Duration of each of {len(steps)} steps.",
+        basis=f"{counted(len(steps), 'step')}{view.of_rank}",
+        label=f"Duration of each of {counted(len(steps), 'step')}.",
         traces=[
             {
                 "type": "scatter",

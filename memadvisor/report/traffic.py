@@ -16,7 +16,7 @@ from memadvisor.report.lanes import bars, phase_bands, time_axis
 from memadvisor.report.view import RankView
 from memadvisor.report.words import seconds_scale, unit_name
 from memadvisor.run.records import Collective
-from memadvisor.units import format_bytes, format_seconds
+from memadvisor.units import counted, format_bytes, format_seconds
 
 MAX_OPERATIONS = 40
 TITLE = "Compute and collectives"
@@ -178,7 +178,7 @@ def traffic_summary(view: RankView) -> Block | None:
     title = (
         "Communication" if traffic.time_s is None else f"{format_seconds(traffic.time_s)} of communication"
     )
-    moved = f"{format_bytes(traffic.bytes)} in {traffic.num_calls} calls."
+    moved = f"{format_bytes(traffic.bytes)} in {counted(traffic.num_calls, 'call')}."
     return Html(
         f'<div class="card"><figcaption><h3>{html_text(title)}</h3>'
         f"{kinds_html((MEASURED,), view.traced_basis)}</figcaption>{_exposed_bar(traffic)}"

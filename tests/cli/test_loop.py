@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from memadvisor.cli.main import main
+from memadvisor.plan import Plan
+from memadvisor.plan_file import save_plan
 from memadvisor.run.store import load_run
 from tests.torch_exit import completed
 from tests.warm_python import warm_python
@@ -85,3 +88,24 @@ def test_a_plan_for_another_micro_batch_says_what_to_set(tmp_path):
     assert "micro-batches of 2 samples, and the script's first has 8" in done.stderr
     notes = load_run(tmp_path / "run").ranks[0].notes
     assert any("gradient accumulation to 4" in note.text for note in notes)
+
+
+@pytest.mark.timeout(100)
+def test_a_stage_on_one_rank_is_said_to_have_no_effect_before_the_script_starts(tmp_path):
+    """Where parameters lie elsewhere between their uses, stage 3 is how."""
+    words = (GPT, *SMALL[:-1], "2")
+    done = memadvisor("run", "--zero", "2", "--out", tmp_path / "run", *words)
+    first, *others = done.stderr.splitlines()
+
+    assert first.startswith("memadvisor run: --zero 2 has no effect: ZeRO shards among several ranks")
+    assert not any("no effect" in line for line in others)
+    for options in (("--zero", "0"), ("--zero", "3", "--offload-parameters", "disk")):
+        other = memadvisor("run", *options, "--out", tmp_path / options[-1], *words)
+        assert "has no effect" not in other.stderr
+
+
+def test_a_plan_for_one_rank_is_refused_in_the_singular(tmp_path, capsys):
+    save_plan(Plan(num_ranks=1, zero_stage=0, why="by hand"), tmp_path / "plan.json")
+
+    assert main(["run", "--plan", str(tmp_path / "plan.json"), "--nproc", "2", str(GPT)]) == 2
+    assert "The plan is for 1 rank, and this is a run of 2." in capsys.readouterr().err

@@ -94,7 +94,7 @@ def test_runs_teach_plans_of_the_same_model_and_batch():
     [
         (PLAIN, "followed no plan"),
         (planned(fingerprint="another"), "another model"),
-        (planned(make_run(num_ranks=1)), "1 ranks"),
+        (planned(make_run(num_ranks=1)), "is of 1 rank, "),
         (planned(micro_batch_size=3), "no parts"),
         (planned(grad_accum=7), "no parts"),
     ],

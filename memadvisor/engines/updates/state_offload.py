@@ -32,7 +32,7 @@ from memadvisor.engines.updates.paged_step import Kept, Optimizer, PagedStep, Pa
 from memadvisor.errors import PlanError
 from memadvisor.run.living import living
 from memadvisor.schedule import Action, Lane, Point, Schedule
-from memadvisor.units import format_bytes, format_seconds
+from memadvisor.units import counted, format_bytes, format_seconds
 
 Label = Callable[[torch.Tensor, str, str], None]
 Note = Callable[[str, str], None]
@@ -199,7 +199,7 @@ class StateOffload:
         kept.num_steps += 1
         if kept.num_steps == _TOLD_STEP and not kept.has_failed:
             size_bytes = sum(parcel.size_bytes for parcel in kept.parcels.values())
-            state = f"{format_bytes(size_bytes)} of optimizer state of {len(kept.parcels)} units"
+            state = f"{format_bytes(size_bytes)} of optimizer state of {counted(len(kept.parcels), 'unit')}"
             took = f"took {format_seconds(duration_s)}, {format_seconds(step.waited_s)} of it"
             is_coded = self._models[number].tier is Lane.COMPUTE
             if is_coded and not kept.parcels:
