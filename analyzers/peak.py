@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from memadvisor.analyzers.timeline import MemoryTimeline
-from memadvisor.run.records import CATEGORIES, Storage
+from memadvisor.run.records import CATEGORIES, Span, Storage
 from memadvisor.run.run import RankRun
 
 NUM_LARGEST = 20
@@ -31,7 +32,8 @@ class PeakBreakdown:
     `allocated_bytes` is the allocator's own peak (where it kept none: the largest sum of storages, and
     `is_allocators` is False). `by_category_bytes` has all eight CATEGORIES, and with `unexplained_bytes`
     sums exactly to `allocated_bytes`. `unexplained_bytes` holds what no storage explains, and the
-    difference between the allocator's peak and the timeline's own (`timeline_bytes`).
+    difference between the allocator's peak and the timeline's own (`timeline_bytes`). `by_root_bytes`: of the rows of
+    `by_module` that name no module, what the root model's own forward made, by category.
     """
 
     time_s: float  # since the traced step began
@@ -48,6 +50,7 @@ class PeakBreakdown:
     by_category_bytes: dict[str, int]
     by_module: tuple[ModuleBytes, ...]  # largest first; sums to the categories
     largest: tuple[Storage, ...]  # the 20 largest alive at the peak
+    by_root_bytes: dict[str, int] = field(default_factory=dict)
 
     @property
     def unexplained_fraction(self) -> float | None:
@@ -74,7 +77,7 @@ def peak_breakdown(rank: RankRun, timeline: MemoryTimeline | None) -> PeakBreakd
         phase=phase,
         unit=unit,
         micro_batch=micro_batch,
-        position=position_in_words(phase, unit),
+        position=_position(rank, clock_s, phase, unit),
         allocated_bytes=allocated_bytes,
         is_allocators=is_allocators,
         reserved_bytes=step.peak_reserved_bytes,
@@ -83,15 +86,26 @@ def peak_breakdown(rank: RankRun, timeline: MemoryTimeline | None) -> PeakBreakd
         by_category_bytes=by_category,
         by_module=_by_module(alive),
         largest=tuple(sorted(alive, key=lambda s: -s.size_bytes)[:NUM_LARGEST]),
+        by_root_bytes=_by_root(alive),
     )
+
+
+def _position(rank: RankRun, clock_s: float, phase: str, unit: str) -> str:
+    """In words, as plans have them: the root's own forward and backward are named as such."""
+    around = _around(rank, clock_s)
+    is_roots = bool(around) and _innermost(around).kind == f"unit_{phase}" and not unit
+    return f"{phase} of the model itself" if is_roots else position_in_words(phase, unit)
 
 
 def _where_it_peaked(rank: RankRun, clock_s: float) -> tuple[str, str, int | None]:
     """Where the storage was born that made the peak; where the spans say if none was born then.
 
-    On an accelerator the spans are on its own timeline, behind the host's, on which storages are born.
+    On an accelerator the spans are on its own timeline, behind the host's, on which storages are born; else they know
+    better: a gradient is of its parameter's unit, whichever backward made it.
     """
     phase, unit, micro_batch = where(rank, clock_s)
+    if rank.process.device == "cpu":
+        return phase, unit, micro_batch
     born = [s for s in rank.storages if s.birth_s == clock_s and s.device == rank.process.device]
     if phase == "evaluation" or not born or born[-1].phase == "baseline":
         return phase, unit, micro_batch
@@ -116,20 +130,28 @@ def where(rank: RankRun, time_s: float) -> tuple[str, str, int | None]:
 
     The unit is that of the innermost span around the moment; "" where there is none.
     """
-    step = rank.traced_step
-    around = [
-        span
-        for span in rank.spans
-        if step is not None and span.step == step.index and span.start_s <= time_s < span.end_s
-    ]
+    around = _around(rank, time_s)
     if not around:
         return "outside", "", None
-    # Of spans that begin together, the one of a unit lies inside the one of the phase.
-    span = max(around, key=lambda s: (s.start_s, s.kind.startswith("unit_"), -s.end_s))
+    span = _innermost(around)
     if any(other.kind == "evaluation" for other in around):
         return "evaluation", span.unit, None
     phase = span.kind.removeprefix("unit_")
     return phase, span.unit, None if phase == "optimizer" else span.micro_batch
+
+
+def _around(rank: RankRun, time_s: float) -> list[Span]:
+    step = rank.traced_step
+    return [
+        span
+        for span in rank.spans
+        if step is not None and span.step == step.index and span.start_s <= time_s < span.end_s
+    ]
+
+
+def _innermost(around: Sequence[Span]) -> Span:
+    """Of spans that begin together, the one of a unit lies inside the one of the phase."""
+    return max(around, key=lambda s: (s.start_s, s.kind.startswith("unit_"), -s.end_s))
 
 
 def position_in_words(phase: str, unit: str) -> str:
@@ -140,6 +162,15 @@ def position_in_words(phase: str, unit: str) -> str:
         "outside": "work outside forward, backward and optimizer",
     }.get(phase, phase)
     return f"{words} of {unit}" if unit else words
+
+
+def _by_root(alive: Sequence[Storage]) -> dict[str, int]:
+    """The phase is forward inside a module's alone, and the root's has no name."""
+    sizes: dict[str, int] = defaultdict(int)
+    for storage in alive:
+        if not storage.owner and not storage.unit and storage.phase == "forward":
+            sizes[storage.category if storage.category in CATEGORIES else "other"] += storage.size_bytes
+    return dict(sizes)
 
 
 def _by_module(alive: list[Storage]) -> tuple[ModuleBytes, ...]:

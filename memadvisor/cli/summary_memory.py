@@ -9,7 +9,7 @@ from memadvisor.analyzers.analysis import RankAnalysis
 from memadvisor.analyzers.model_states import ModelStates, difference_text, expected_text
 from memadvisor.analyzers.peak import PeakBreakdown
 from memadvisor.analyzers.state_components import StateComponent
-from memadvisor.cli.tables import NOT_RECORDED, grid, heading, shorten_left, table
+from memadvisor.cli.tables import NOT_RECORDED, grid, heading, name_of, shorten_left, table
 from memadvisor.run.records import UNEXPLAINED
 from memadvisor.run.run import RankRun
 from memadvisor.tui.drawing import CATEGORY_COLORS, bar, stacked_bar
@@ -17,6 +17,7 @@ from memadvisor.tui.text import number, paragraph, words
 from memadvisor.units import counted, format_bytes, format_count, format_fraction
 
 MAX_MODULES = 10
+_NO_MODULE = "(no module)"
 
 
 def peak(
@@ -77,8 +78,12 @@ def modules(found: PeakBreakdown, width: int) -> RenderableType:
     """The modules and units whose bytes fill the peak."""
     sizes: dict[str, dict[str, int]] = {}
     for row in found.by_module:
-        categories = sizes.setdefault(row.module or row.unit, {})
-        categories[row.category] = categories.get(row.category, 0) + row.size_bytes
+        name = row.module or row.unit
+        own_bytes = 0 if name else found.by_root_bytes.get(row.category, 0)
+        for label, size_bytes in ((name_of(""), own_bytes), (name or _NO_MODULE, row.size_bytes - own_bytes)):
+            if size_bytes:
+                categories = sizes.setdefault(label, {})
+                categories[row.category] = categories.get(row.category, 0) + size_bytes
     label_width = max(16, width // 3)
     lines = grid(2)
     lines.add_column(no_wrap=True, overflow="ellipsis", max_width=max(10, width - label_width - 17))
@@ -86,9 +91,10 @@ def modules(found: PeakBreakdown, width: int) -> RenderableType:
     for name, categories in largest[:MAX_MODULES]:
         parts = sorted(categories.items(), key=lambda item: -item[1])
         words_of_parts = ", ".join(f"{c.replace('_', ' ')} {format_bytes(n)}" for c, n in parts[:3] if n)
-        label = shorten_left(name, label_width) if name else "(no module)"
         lines.add_row(
-            words(label), number(format_bytes(sum(categories.values()))), words(words_of_parts, "dim")
+            words(shorten_left(name, label_width)),
+            number(format_bytes(sum(categories.values()))),
+            words(words_of_parts, "dim"),
         )
     rest = largest[MAX_MODULES:]
     if rest:

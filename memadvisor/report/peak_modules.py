@@ -56,10 +56,12 @@ def _foreground(peak: PeakBreakdown, num_tiles: int) -> Iterator[tuple[str, str,
     for position, row in enumerate(peak.by_module):
         unit = row.unit or ("(no module)" if not row.module else unit_name(row.unit))
         inside = row.module.removeprefix(row.unit).removeprefix(".") if row.unit else row.module
-        if position < num_tiles:
-            yield unit, inside, row.category, row.size_bytes
-        else:
-            rest[unit, row.category] = rest.get((unit, row.category), 0) + row.size_bytes
+        own_bytes = 0 if row.unit or row.module else peak.by_root_bytes.get(row.category, 0)
+        for label, size_bytes in ((unit_name(""), own_bytes), (unit, row.size_bytes - own_bytes)):
+            if position < num_tiles:
+                yield label, inside, row.category, size_bytes
+            else:
+                rest[label, row.category] = rest.get((label, row.category), 0) + size_bytes
     for (unit, category), size_bytes in rest.items():
         yield unit, "(smaller modules)", category, size_bytes
 

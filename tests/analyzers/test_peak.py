@@ -1,9 +1,13 @@
 import dataclasses
+import io
 
 import pytest
+from rich.console import Console
 
 from memadvisor.analyzers.peak import peak_breakdown, where
 from memadvisor.analyzers.timeline import memory_timeline
+from memadvisor.cli.summary_memory import modules
+from memadvisor.cost.places import place_in
 from memadvisor.run.records import CATEGORIES, Residual, Span
 from tests.make_run import make_run, storage
 
@@ -137,3 +141,40 @@ def test_a_category_that_nobody_knows_counts_as_other():
 
 def test_without_a_traced_step_there_is_no_peak():
     assert peak_of(make_run(traced_step=None).ranks[0]) is None
+
+
+def peaks_with(spans, **changes):
+    """A rank on the processor with one storage more, which makes the peak 2 ms into its traced step. `spans`: kind and unit of
+    what runs then, from the outside in."""
+    rank = make_run(num_ranks=1).ranks[0]
+    step = rank.traced_step
+    around = [
+        Span(step.index, kind, unit, 0, step.start_s + 1e-3 + n * 1e-5, step.start_s + 5e-3)
+        for n, (kind, unit) in enumerate(spans)
+    ]
+    born_s = step.start_s + 2e-3
+    extra = storage(storage_id=10**6, birth_s=born_s, death_s=born_s + 1e-3, size_bytes=10**9, **changes)
+    return peak_of(dataclasses.replace(rank, spans=tuple(around), storages=(*rank.storages, extra)))
+
+
+def test_on_the_processor_the_spans_say_where_and_not_whose_gradient_is_born():
+    """One graph of all, as torch.compile makes it, or tied weights: the backward that runs is another unit's."""
+    gradient = {"category": "gradient", "module": "wte", "unit": "wte", "phase": "backward"}
+    whole, of_root, of_head = ("backward", ""), ("unit_backward", ""), ("unit_backward", "head")
+
+    assert peaks_with([whole, of_root], **gradient).position == place_in("backward", "")
+    assert peaks_with([whole, of_head], **gradient).position == place_in("backward", "head")
+    assert peaks_with([whole], **gradient).position == "backward"
+
+
+def test_what_the_roots_own_forward_made_is_the_models():
+    """A loss that the script works out itself is of no module."""
+    of_root, of_none = (peaks_with([("forward", "")], phase=phase) for phase in ("forward", "outside"))
+
+    assert of_root.by_root_bytes == {"activation": 10**9}
+    assert of_none.by_root_bytes == {}
+    for peak, name in ((of_root, "(model)"), (of_none, "(no module)")):
+        console = Console(width=120, record=True, file=io.StringIO())
+        console.print(modules(peak, 120))
+        first = console.export_text().splitlines()[1]
+        assert first.startswith(f" {name} ")
