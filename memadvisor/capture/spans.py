@@ -100,7 +100,7 @@ class SpanLog:
     ) -> None:
         self.step = OpenStep(index=0, start=mark())
         self.mark = mark
-        self.on_first_batch: Callable[[int], None] | None = None
+        self.on_first_batch: Callable[[int], bool] | None = None
         self.has_gradients: Callable[[str | None], bool] | None = None  # of a module's model, or of any
         self.length_first = LengthFirst()
         self._position = position
@@ -305,8 +305,8 @@ class SpanLog:
         if is_known and step.seen.is_repeated(name, args, kwargs, self._position.micro_batch):
             return
         is_sure = step.traced or not info.may_be_length_first
-        if num_samples is not None and self.on_first_batch is not None and is_sure:
-            self.on_first_batch(num_samples)
+        told = self.on_first_batch if is_sure else None
+        if num_samples is not None and told is not None and told(num_samples):
             self.on_first_batch = None
         given.num_samples = _sum(given.num_samples, num_samples)
         given.num_tokens = _sum(given.num_tokens, num_tokens)

@@ -49,7 +49,14 @@ class Application:
         else:
             applied = install(self.plan, label=label, note=note)
         if recorder is not None:
-            recorder.on_first_batch = lambda num_samples: _check_batch(self.plan, num_samples, note)
+
+            def check_first(num_samples: int) -> bool:
+                """Not before a model follows the plan: of a script that it is not for, that alone is said."""
+                if applied.is_attached:
+                    _check_batch(self.plan, num_samples, note)
+                return applied.is_attached
+
+            recorder.on_first_batch = check_first
             recorder.label_sources.append(applied.labelled_tensors)
             applied.recompute.watch = recorder.hooks.second_run
         _in_force.append(applied)

@@ -131,7 +131,7 @@ def test_the_first_batch_is_told_as_soon_as_its_samples_are_sure(tmp_path, batch
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     told, begun = [], []
     with memadvisor.profile(tmp_path / "run", trace_step=2) as prof:
-        prof._recorder.on_first_batch = lambda num_samples: told.append((num_samples, begun[-1]))
+        prof._recorder.on_first_batch = lambda num_samples: told.append((num_samples, begun[-1])) is None
         for step in range(4):
             begun.append(step)
             called(torch.randint(0, 9, (12, 5))).sum().backward()

@@ -109,3 +109,19 @@ def test_a_plan_for_one_rank_is_refused_in_the_singular(tmp_path, capsys):
 
     assert main(["run", "--plan", str(tmp_path / "plan.json"), "--nproc", "2", str(GPT)]) == 2
     assert "The plan is for 1 rank, and this is a run of 2." in capsys.readouterr().err
+
+
+@pytest.mark.timeout(100)
+def test_of_a_script_that_a_plan_is_not_for_that_alone_is_said(tmp_path):
+    """Its micro-batch is another one, too; to set it would help nobody."""
+    plan = Plan(
+        num_ranks=1, zero_stage=0, why="by hand", fingerprint="0" * 16, micro_batch_size=2, grad_accum=4
+    )
+    save_plan(plan, tmp_path / "plan.json")
+    command = [warm_python(), "-m", "memadvisor", "run", "--plan", tmp_path / "plan.json"]
+    words = map(str, [*command, "--out", tmp_path / "run", GPT, *SMALL])
+    done = completed(list(words), timeout=90, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "The plan is for another model" in line
