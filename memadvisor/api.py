@@ -60,6 +60,13 @@ class Profile:
             raise
         return self
 
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        """What `@memadvisor.profile()` would call."""
+        raise UsageError(
+            "A profile is of one `with` block, and is no decorator.",
+            hint="write `with memadvisor.profile():` around the training loop, or inside the function.",
+        )
+
     def _begin(self) -> Any:
         from memadvisor.capture.recorder import Recorder
         from memadvisor.capture.script import Target
@@ -136,7 +143,7 @@ def profile(out: str | Path | None = None, *, trace_step: int = DEFAULT_TRACE_ST
     step = whole(trace_step, "trace_step", least=0)
     path = None if out is None else path_of(out, "out", "name the run directory to make.")
     label = Path(_program()[0].strip("()").replace(" ", "-")).stem
-    return Profile(take_run_directory(path, label, rank=rank_identity().rank), step)
+    return Profile(take_run_directory(path, label, rank=rank_identity().rank, argument="out"), step)
 
 
 def _program() -> tuple[str, tuple[str, ...]]:

@@ -230,3 +230,22 @@ def test_two_threads_do_not_record_at_once_and_one_after_the_other_may(tmp_path)
     assert refused == ["Another thread of this process is recording a profile."]
     assert losses == [train()] * 2
     assert len(prof.run.ranks[0].steps) == len(memadvisor.load(tmp_path / "after").ranks[0].steps) == 4
+
+
+def test_a_directory_that_cannot_be_used_is_named_as_the_argument_is(tmp_path):
+    (tmp_path / "file").write_text("here already")
+
+    with pytest.raises(UsageError, match=r"^out '.*' is not empty\."):
+        memadvisor.profile(tmp_path)
+    with pytest.raises(UsageError, match=r"^out '.*' cannot be made"):
+        memadvisor.profile(tmp_path / "file" / "run")
+
+
+def test_a_profile_is_no_decorator_and_says_so(tmp_path):
+    with pytest.raises(UsageError, match="no decorator") as raised:
+
+        @memadvisor.profile(tmp_path / "run")
+        def train():
+            pass
+
+    assert "with memadvisor.profile()" in raised.value.hint

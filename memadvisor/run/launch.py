@@ -26,21 +26,21 @@ def launch_id() -> str | None:
     return "".join(c if c.isalnum() or c == "-" else "_" for c in f"{run}-{port}{parent}")
 
 
-def take_run_directory(out: str | Path | None, label: str, *, rank: int) -> Path:
+def take_run_directory(out: str | Path | None, label: str, *, rank: int, argument: str = "--out") -> Path:
     """Make the run directory, or join the one that another rank of the same launch has made.
 
     `out` None: a new name under RUNS, after `label`. The path is absolute: the script may change the working
-    directory. Raises UsageError when it cannot be used.
+    directory. `argument`: what the caller names `out` by. Raises UsageError when it cannot be used.
     """
     launch = launch_id()
     if launch is None:
         path = Path(out) if out else unused_run_directory(label)
-        create_run_directory(path)
+        create_run_directory(path, argument)
         return path.absolute()
     path = Path(out) if out else _unused_by(rank, f"{label}-{launch}")
-    join_run_directory(path, launch)
+    join_run_directory(path, launch, argument)
     if journal_path(path, rank).exists():
-        raise UsageError(f"--out {str(path)!r} is not empty.", hint="name a new directory.")
+        raise UsageError(f"{argument} {str(path)!r} is not empty.", hint="name a new directory.")
     return path.absolute()
 
 

@@ -46,21 +46,25 @@ def unused_run_directory(label: str) -> Path:
     return path
 
 
-def create_run_directory(directory: Path) -> None:
-    """Make the directory, or raise UsageError in one line. An existing run is never written into."""
+def create_run_directory(directory: Path, argument: str = "--out") -> None:
+    """Make the directory, or raise UsageError in one line. An existing run is never written into.
+
+    `argument`: what the caller names it by.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise UsageError(
-            f"--out {str(directory)!r} cannot be made: {error.strerror}.", hint="name a writable directory."
+            f"{argument} {str(directory)!r} cannot be made: {error.strerror}.",
+            hint="name a writable directory.",
         ) from error
     if any(directory.iterdir()):
-        raise UsageError(f"--out {str(directory)!r} is not empty.", hint="name a new directory.")
+        raise UsageError(f"{argument} {str(directory)!r} is not empty.", hint="name a new directory.")
     if not os.access(directory, os.W_OK | os.X_OK):
-        raise UsageError(f"--out {str(directory)!r} is not writable.", hint="name a writable directory.")
+        raise UsageError(f"{argument} {str(directory)!r} is not writable.", hint="name a writable directory.")
 
 
-def join_run_directory(directory: Path, launch: str) -> None:
+def join_run_directory(directory: Path, launch: str, argument: str = "--out") -> None:
     """As `create_run_directory`, for ranks that are started together: the first to come makes it.
 
     `launch` tells one launch from the next, so that no rank writes into an older run.
@@ -77,9 +81,9 @@ def join_run_directory(directory: Path, launch: str) -> None:
     except (OSError, ValueError) as error:
         detail = error.strerror if isinstance(error, OSError) else "it is damaged"
         raise UsageError(
-            f"--out {str(directory)!r} cannot be used: {detail}.", hint="name a writable directory."
+            f"{argument} {str(directory)!r} cannot be used: {detail}.", hint="name a writable directory."
         ) from error
-    raise UsageError(f"--out {str(directory)!r} is not empty.", hint="name a new directory.")
+    raise UsageError(f"{argument} {str(directory)!r} is not empty.", hint="name a new directory.")
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> bool:
