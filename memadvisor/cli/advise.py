@@ -172,7 +172,9 @@ def _print(advice: Advice, run: Run, console: Console, output: str | None) -> No
     if changing:
         plans = f"Plans {', '.join(changing)} need" if len(changing) > 1 else f"Plan {changing[0]} needs"
         console.print(
-            f"{plans} another micro-batch, which you set in your script; of those that fit, such plans come last."
+            f"{plans} another micro-batch, which you set in your script; of those that fit, such plans come last. What is "
+            "worked out over a whole micro-batch (a contrastive loss, batch norm) then sees fewer samples: of such a script "
+            "that is another training."
         )
     for order, ranked in enumerate(advice.plans[:3], start=1):
         console.print(printable(f"{order}. {ranked.plan.why}"))

@@ -14,7 +14,7 @@ from memadvisor.cost.step import CapturedStep
 from memadvisor.cost.transfers import TransferTimes
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import TierBandwidth
-from memadvisor.plan import Plan
+from memadvisor.plan import Plan, Prediction
 from memadvisor.planning.several_models import updates_apart
 from memadvisor.policies import blocks_of
 from memadvisor.schedule import Lane
@@ -48,10 +48,17 @@ def check_asked_bits(bits: int | None, shards_itself: bool, transfers: TransferT
 def lossy_alternatives(
     step: CapturedStep, plan: Plan, times: CollectiveTimes | None, transfers: TransferTimes | None
 ) -> tuple[LossyAlternative, ...]:
-    """What `plan` could be."""
+    """What `plan` could be, where that has a lower peak than `plan`, or a shorter step."""
     coded = with_coded_states(step, plan, times, transfers)
     rounded = with_rounded_activations(step, plan, times, transfers)
-    return (*((coded,) if coded is not None else ()), *rounded)
+    found = (*((coded,) if coded is not None else ()), *rounded)
+    return tuple(each for each in found if _gains(each, plan.prediction))
+
+
+def _gains(found: LossyAlternative, exact: Prediction | None) -> bool:
+    if exact is None or found.peak_bytes < exact.peak_bytes:
+        return True
+    return found.step_time_s is not None and found.step_time_s < exact.step_time_s
 
 
 def with_coded_states(

@@ -15,6 +15,7 @@ from memadvisor.hardware.load import named_hardware
 from memadvisor.plan import fingerprint
 from memadvisor.plan_file import plan_from_json, plan_to_json
 from memadvisor.planning.advise import advise
+from memadvisor.planning.lossy import lossy_alternatives, with_coded_states
 from memadvisor.planning.plays import Plays
 from memadvisor.planning.reasons import explain
 from memadvisor.planning.search import Search
@@ -420,3 +421,19 @@ def test_a_model_whose_units_were_not_seen_to_run_is_noted():
 
     assert not any("by itself" in note for note in advise(run, memory_bytes=10**12).notes)
     assert any("by itself" in note for note in advise(compiled, memory_bytes=10**12).notes)
+
+
+def test_what_is_lossy_and_gains_nothing_is_not_shown():
+    """Of a plan with a lower peak and a shorter step than 8 bits are predicted to give, these are no alternative."""
+    run = make_run(num_ranks=1)
+    step, plan = captured_step(run), advise(run, memory_bytes=2**30).best
+    coded = with_coded_states(step, plan, None, None)
+    assert coded is not None
+
+    def shown(peak_bytes, step_time_s=1e-9):
+        predicted = dataclasses.replace(plan.prediction, peak_bytes=peak_bytes, step_time_s=step_time_s)
+        exact = dataclasses.replace(plan, prediction=predicted)
+        return [each.option for each in lossy_alternatives(step, exact, None, None)]
+
+    assert "--optimizer-bits 8" in shown(coded.peak_bytes + 1)
+    assert "--optimizer-bits 8" not in shown(coded.peak_bytes)
