@@ -14,7 +14,7 @@ from memadvisor.cli.printing import stdout_console
 from memadvisor.hardware.hardware import CollectiveCurve, Hardware, LinkPiece, TierBandwidth
 from memadvisor.hardware.load import save_hardware
 from memadvisor.run.files import working_directory
-from memadvisor.units import counted, format_bytes, format_count, format_seconds
+from memadvisor.units import counted, format_bytes, format_count, format_fraction, format_seconds
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +89,7 @@ def _print(hardware: Hardware) -> None:
         console.print(Text(text))
         late_s, spread = hardware.overlap.late_s, hardware.overlap.spread
         if late_s is not None and spread is not None:
-            text = f"messages are {format_seconds(late_s)} late, the slowest rank takes {spread:.1%} longer"
+            text = f"messages are {format_seconds(late_s)} late, the slowest rank takes {format_fraction(spread)} longer"
             console.print(Text(f"  while ranks compute  {text}"))
     if (engine := hardware.engine) is not None:
         each = (

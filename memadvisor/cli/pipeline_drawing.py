@@ -115,7 +115,7 @@ def _legend(times: PipelineTimes, drawn_s: float) -> list[str]:
         )
     ending = _ENDINGS[times.ending].format(makespan=format_seconds(times.makespan_s))
     lines.append(
-        f"step {format_seconds(times.step_s)}{ending}, of which devices wait {format_fraction(times.bubble_share)} "
+        f"forwards and backwards of a step {format_seconds(times.step_s)}{ending}, of which devices wait {format_fraction(times.bubble_share)} "
         "on average"
     )
     held = f"most in flight by device: {_most(times.peak_in_flight)} micro-batches"

@@ -27,7 +27,7 @@ def test_a_row_reads_without_color():
     assert first == "device 0  F0-F1-......B0----F2-B1----...B2----"
     assert second == "device 1  ...F0-B0----F1-B1----F2-B2----......"
     assert legend[0] == "F forward, B backward, number: micro-batch, ... waiting"
-    assert legend[1] == "step 12.0 s, of which devices wait 25.0 % on average"
+    assert legend[1] == "forwards and backwards of a step 12.0 s, of which devices wait 25.0 % on average"
     assert legend[2] == "most in flight by device: 2 1 micro-batches, 2.00 GiB of activations on the fullest"
 
 
