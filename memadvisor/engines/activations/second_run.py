@@ -122,14 +122,22 @@ class Filling:
             raise Enough
 
 
-@contextlib.contextmanager
-def until_enough(filling: object) -> Iterator[None]:
+class until_enough:  # it reads as a function
     """Ends quietly with Enough, and with what a library has made of it that reports all errors as its own (einx)."""
-    try:
-        yield
-    except Exception:
-        if not (isinstance(filling, Filling) and filling.is_over):
-            raise
+
+    def __init__(self, filling: object) -> None:
+        self._filling = filling
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        filling = self._filling
+        is_enough = isinstance(error, Exception) and isinstance(filling, Filling) and filling.is_over
+        if error is not None and is_enough:
+            # Its frames, and those around them, would hold the step's graph until the garbage collector comes.
+            error.__traceback__ = None
+        return is_enough
 
 
 def value_of(place: Place, unit: str) -> torch.Tensor:

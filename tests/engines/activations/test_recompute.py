@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import pickle
 import sys
+import weakref
+from typing import ClassVar
 
 import pytest
 import torch
@@ -414,3 +417,37 @@ def test_a_model_that_is_none_of_the_plans_is_not_looked_at_for_ever(monkeypatch
 def test_a_plan_for_ranks_is_refused_by_a_process_that_is_none_of_them():
     with applied(make_plan(2, 2)), pytest.raises(PlanError, match="no launcher has started this process"):
         train_alone(new_model())
+
+
+class Mark(torch.autograd.Function):
+    """Passes a tensor on, and has a trace of its step's graph in `marks`."""
+
+    marks: ClassVar[list[weakref.ref[object]]] = []
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark = type("Mark", (), {})()
+        Mark.marks.append(weakref.ref(ctx.mark))
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+def test_a_steps_graph_is_gone_with_the_step_and_not_when_the_garbage_collector_comes():
+    """Under Python 3.13 the exception that ends a second run held all frames around it, and they the loss."""
+    model = torch.nn.Sequential(
+        *(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()) for _ in range(2))
+    )
+    Mark.marks.clear()
+    gc.collect()
+    gc.disable()
+    try:
+        with applied(make_plan(1, policy="every-layer")):
+            for _ in range(3):
+                Mark.apply(model(torch.ones(2, 4))).sum().backward()
+                assert [mark() for mark in Mark.marks] == [None] * len(Mark.marks)
+    finally:
+        gc.enable()
+    assert len(Mark.marks) == 3
