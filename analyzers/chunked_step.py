@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from memadvisor.analyzers.first_products import place_at
 from memadvisor.analyzers.inner_workspaces import INSIDE
 from memadvisor.analyzers.pieces import Piece
 from memadvisor.analyzers.shapes import dimensions
@@ -41,11 +42,6 @@ class Layer:
     num_features: int
     num_classes: int
 
-    def rows(self, chunked: ChunkedLoss) -> int:
-        if chunked.rows is not None:
-            return chunked.rows
-        return usual_rows(self.num_rows, self.num_features, self.num_classes)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pass:
@@ -58,9 +54,97 @@ class _Pass:
     scores: tuple[Storage, ...]  # as wide as the layer's, in order of birth
 
 
-def loss_layer(rank: RankRun, chunked: ChunkedLoss) -> Layer | None:
-    """The layer that a plan's chunks are of: the widest, as the engine chooses; None where no loss takes its scores, or a
-    chunk holds all of them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkedStep:
+    """A recorded rank's traced step, and the layer whose scores are there `rows` at a time."""
+
+    rank: RankRun
+    step: Step
+    layer: Layer
+    rows: int
+    passes: tuple[_Pass, ...]
+
+    @property
+    def chunked_loss(self) -> ChunkedLoss:
+        return ChunkedLoss(layer=self.layer.name, rows=self.rows)
+
+    @property
+    def units(self) -> frozenset[str]:
+        """Those whose parameters the layer uses: its own, and that of what its weights are tied to."""
+        owners = {row.name: row.unit for row in self.rank.parameters}
+        used = [row for row in self.rank.parameters if row.name.rpartition(".")[0] == self.layer.name]
+        return frozenset(owners.get(row.tied_to, row.unit) if row.tied_to else row.unit for row in used)
+
+    def without_scores(self) -> RankRun:
+        """The rank with what is there in chunks in place of the scores."""
+        rank = self.rank
+        gone = {row.storage_id for each in self.passes for row in (*each.scores, *_workspaces(rank, each))}
+        before = [row for row in rank.storages if row.phase == "baseline" and _is_wide(row, self.layer)]
+        gone |= {row.storage_id for row in before}
+        numbers = iter(range(max(row.storage_id for row in rank.storages) + 1, 10**12))
+        share = self.rows / self.layer.num_rows
+        added = [
+            row for each in self.passes for row in _chunk_storages(rank, each, self.layer, share, numbers)
+        ]
+        added += _held(rank, self.step, self.layer, self.passes, before, numbers)
+        kept = _lasting(rank, self.layer, self.passes)
+        storages = [
+            replace(row, death_s=kept.get(row.storage_id, row.death_s))
+            for row in rank.storages
+            if row.storage_id not in gone
+        ]
+        return replace(
+            rank,
+            storages=tuple(sorted([*storages, *added], key=lambda row: row.birth_s)),
+            saved=tuple(row for row in rank.saved if row.storage_id not in gone),
+        )
+
+    def again_s(self, pieces: Sequence[Piece], durations: Sequence[float]) -> dict[int, float]:
+        """By piece, what the backwards of the layer take longer: its product, and what is made of that, once more."""
+        found: dict[int, float] = {}
+        for each in self.passes:
+            place, _ = place_at(pieces, each.backward_s)
+            wide = [row for row in each.scores if row.phase != "backward"]
+            for row in self.rank.operators:
+                if row is not each.product and not (
+                    row.phase != "backward" and any(row.start_s <= one.birth_s <= row.end_s for one in wide)
+                ):
+                    continue
+                at, _ = place_at(pieces, row.start_s)
+                piece_s = pieces[at].end_s - pieces[at].start_s
+                share = min(1.0, (row.end_s - row.start_s) / piece_s) if piece_s > 0 else 0.0
+                found[place] = found.get(place, 0.0) + share * durations[at]
+        return found
+
+
+def chunked_step(rank: RankRun, step: Step, chunked: ChunkedLoss) -> ChunkedStep | None:
+    """With the layer and the rows that `chunked` leaves open; None where there is nothing that it makes smaller: no loss
+    takes the scores, or a chunk holds all of them."""
+    layer = _layer_of(rank, chunked.layer)
+    if layer is None:
+        return None
+    rows = chunked.rows or usual_rows(layer.num_rows, layer.num_features, layer.num_classes)
+    passes = tuple(_passes(rank, layer)) if rows < layer.num_rows else ()
+    return ChunkedStep(rank=rank, step=step, layer=layer, rows=rows, passes=passes) if passes else None
+
+
+def required_chunked_step(rank: RankRun, step: Step, chunked: ChunkedLoss) -> ChunkedStep:
+    """Raises UsageError where there is nothing that it makes smaller."""
+    found = chunked_step(rank, step, chunked)
+    if found is None:
+        raise UsageError(
+            "--chunked-loss is for a loss of more rows than a chunk has, of the output of the widest linear layer outside of "
+            "the model's blocks, and none was seen in the traced step.",
+            hint="leave it out, or give fewer rows: --chunked-loss 64.",
+        )
+    return found
+
+
+# ---- what was recorded ---------------------------------------------------------------------------
+
+
+def _layer_of(rank: RankRun, name: str | None) -> Layer | None:
+    """That of this name, else the widest outside of blocks, as the engine chooses; None where no loss takes its scores."""
     blocks = blocks_of(rank.units)
     linear = [row for row in rank.modules if row.type_name.rpartition(".")[2] == "Linear"]
     weights = {
@@ -70,7 +154,7 @@ def loss_layer(rank: RankRun, chunked: ChunkedLoss) -> Layer | None:
     }
     of_linear = {row.name: weights[row.name] for row in linear if len(weights.get(row.name, ())) == 2}
     outside = [row.name for row in linear if row.name in of_linear and row.unit not in blocks]
-    name = chunked.layer or max(outside, key=lambda name: of_linear[name][0], default=None)
+    name = name or max(outside, key=lambda name: of_linear[name][0], default=None)
     if name not in of_linear:
         return None
     num_classes, num_features = of_linear[name]
@@ -83,80 +167,7 @@ def loss_layer(rank: RankRun, chunked: ChunkedLoss) -> Layer | None:
         row.name in _READERS and row.phase != "backward" and (row.read_bytes or 0) >= max(made) / 2
         for row in rank.operators
     )
-    return layer if is_read and layer.rows(chunked) < layer.num_rows else None
-
-
-def settled(rank: RankRun, chunked: ChunkedLoss) -> ChunkedLoss:
-    """With the layer and the rows that it leaves open. Raises UsageError where there is nothing that it makes smaller."""
-    layer = loss_layer(rank, chunked)
-    if layer is None or not list(_passes(rank, layer)):
-        raise UsageError(
-            "--chunked-loss is for a loss of more rows than a chunk has, of the output of the widest linear layer outside of the model's blocks, and "
-            "none was seen in the traced step.",
-            hint="leave it out, or give fewer rows: --chunked-loss 64.",
-        )
-    return ChunkedLoss(layer=layer.name, rows=layer.rows(chunked))
-
-
-def units_of(rank: RankRun, chunked: ChunkedLoss) -> frozenset[str]:
-    """The units whose parameters the layer uses: its own, and that of what its weights are tied to."""
-    owners = {row.name: row.unit for row in rank.parameters}
-    used = [row for row in rank.parameters if row.name.rpartition(".")[0] == chunked.layer]
-    return frozenset(owners.get(row.tied_to, row.unit) if row.tied_to else row.unit for row in used)
-
-
-def with_chunked_loss(rank: RankRun, step: Step, chunked: ChunkedLoss) -> RankRun:
-    """Unchanged where there is nothing that chunks make smaller."""
-    layer = loss_layer(rank, chunked)
-    passes = list(_passes(rank, layer)) if layer is not None else []
-    if layer is None or not passes:
-        return rank
-    gone = {row.storage_id for each in passes for row in (*each.scores, *_workspaces(rank, each))}
-    before = [row for row in rank.storages if row.phase == "baseline" and _is_wide(row, layer)]
-    gone |= {row.storage_id for row in before}
-    numbers = iter(range(max(row.storage_id for row in rank.storages) + 1, 10**12))
-    added = [row for each in passes for row in _chunk_storages(rank, each, layer, chunked, numbers)]
-    added += _held(rank, step, layer, passes, before, numbers)
-    kept = _lasting(rank, layer, passes)
-    storages = [
-        replace(row, death_s=kept.get(row.storage_id, row.death_s))
-        for row in rank.storages
-        if row.storage_id not in gone
-    ]
-    return replace(
-        rank,
-        storages=tuple(sorted([*storages, *added], key=lambda row: row.birth_s)),
-        saved=tuple(row for row in rank.saved if row.storage_id not in gone),
-    )
-
-
-def again_s(
-    rank: RankRun, chunked: ChunkedLoss, pieces: Sequence[Piece], durations: Sequence[float]
-) -> dict[int, float]:
-    """By piece, what the backwards of the layer take longer: its product, and what is made of that, once more."""
-    layer = loss_layer(rank, chunked)
-    found: dict[int, float] = {}
-    for each in _passes(rank, layer) if layer is not None else ():
-        place = _piece_at(pieces, each.backward_s)
-        if place is None:
-            continue
-        wide = [row for row in each.scores if row.phase != "backward"]
-        for row in rank.operators:
-            is_again = row is each.product or (
-                row.phase != "backward" and any(row.start_s <= one.birth_s <= row.end_s for one in wide)
-            )
-            at = _piece_at(pieces, row.start_s) if is_again else None
-            if at is not None and pieces[at].end_s > pieces[at].start_s:
-                share = (row.end_s - row.start_s) / (pieces[at].end_s - pieces[at].start_s)
-                found[place] = found.get(place, 0.0) + min(1.0, share) * durations[at]
-    return found
-
-
-def _piece_at(pieces: Sequence[Piece], time_s: float) -> int | None:
-    return next((n for n, piece in enumerate(pieces) if piece.start_s <= time_s < piece.end_s), None)
-
-
-# ---- what was recorded ---------------------------------------------------------------------------
+    return layer if is_read else None
 
 
 def _products(rank: RankRun, name: str) -> list[Operator]:
@@ -230,10 +241,9 @@ def _begin_s(rank: RankRun, product: Operator) -> float:
 
 
 def _chunk_storages(
-    rank: RankRun, each: _Pass, layer: Layer, chunked: ChunkedLoss, numbers: Iterator[int]
+    rank: RankRun, each: _Pass, layer: Layer, share: float, numbers: Iterator[int]
 ) -> Iterator[Storage]:
     """A chunk's share of what is there at the fullest moment of the forward, and of the forward and backward together."""
-    share = min(1.0, layer.rows(chunked) / layer.num_rows)
     saved = {row.storage_id for row in rank.saved}
     forward = [row for row in each.scores if row.phase != "backward"]
     in_forward = [(row, row.last_forward_use_s or row.birth_s) for row in forward]

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 
 from memadvisor.analyzers.batch_sizes import slow_convolutions
-from memadvisor.analyzers.chunked_step import again_s, settled, units_of, with_chunked_loss
+from memadvisor.analyzers.chunked_step import required_chunked_step
 from memadvisor.analyzers.data_ranks import num_splitting
 from memadvisor.analyzers.fused_step import fused_seconds, with_fused_updates
 from memadvisor.analyzers.gradient_use import leaves_gradients_alone
@@ -83,11 +83,10 @@ class RecordedStep:
         traced, rank, step = _traced_ranks(run, of_rank)
         rank = with_nested_backwards(with_passes_apart(rank) if rank.pipeline_stages else rank)
         rank = with_fused_updates(rank) if fused_updates else rank
-        unchunked, self.chunked_loss, self.chunked_units = rank, chunked_loss, frozenset[str]()
-        if chunked_loss is not None:
-            self.chunked_loss = settled(rank, chunked_loss)
-            self.chunked_units = units_of(rank, self.chunked_loss)
-            rank = with_chunked_loss(rank, step, chunked_loss)
+        chunked = None if chunked_loss is None else required_chunked_step(rank, step, chunked_loss)
+        self.chunked_loss = None if chunked is None else chunked.chunked_loss
+        self.chunked_units = frozenset[str]() if chunked is None else chunked.units
+        rank = rank if chunked is None else chunked.without_scores()
         self._is_apart = bool(rank.pipeline_stages or rank.tensor_parallel)  # it shares nothing
         # Stages keep theirs gathered for the whole step, and beside split layers each is gathered as it was: replayed as it is.
         self._groups = rank.shard_groups if rank.process.world_size > 1 and not self._is_apart else ()
@@ -103,9 +102,7 @@ class RecordedStep:
             self._step_time_s -= _shorten_updates(
                 self._pieces, self._durations, fused_seconds(rank, optimizer_rates)
             )
-        again = (
-            {} if chunked_loss is None else again_s(unchunked, chunked_loss, self._pieces, self._durations)
-        )
+        again = {} if chunked is None else chunked.again_s(self._pieces, self._durations)
         for place, more_s in again.items():
             self._durations[place] += more_s
         self.chunks_again_s = sum(again.values())

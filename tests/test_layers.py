@@ -61,6 +61,7 @@ ENGINES = {  # the rooms of the engines, and those below each
     "sharding": ("lanes", "collectives", "script"),
     "updates": ("lanes", "collectives", "script", "sharding"),
     "activations": ("lanes", "script", "sharding"),
+    "losses": ("lanes", "script", "sharding", "updates"),
 }
 ANALYZERS = "memadvisor.analyzers"
 ALLOWED = {

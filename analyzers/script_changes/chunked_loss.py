@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memadvisor.analyzers.altered_curve import FOREVER_S
-from memadvisor.analyzers.chunked_step import loss_layer, with_chunked_loss
+from memadvisor.analyzers.chunked_step import chunked_step
 from memadvisor.analyzers.script_changes.change import Facts, ScriptChange
 from memadvisor.chunked_loss import ChunkedLoss
 from memadvisor.run.records import Storage
@@ -15,11 +15,11 @@ _CALL = " torch 2.13 on, call `torch.nn.functional.linear_cross_entropy(..., opt
 
 
 def chunked_loss(facts: Facts) -> ScriptChange | None:
-    layer = loss_layer(facts.rank, ChunkedLoss())
-    if layer is None:
+    chunked = chunked_step(facts.rank, facts.step, ChunkedLoss())
+    if chunked is None:
         return None
-    chunked = with_chunked_loss(facts.rank, facts.step, ChunkedLoss())
-    before, after = set(facts.rank.storages), set(chunked.storages)
+    layer = chunked.layer
+    before, after = set(facts.rank.storages), set(chunked.without_scores().storages)
     saved_bytes = facts.peak_saved_bytes(
         change
         for rows, sign in ((before - after, -1), (after - before, 1))

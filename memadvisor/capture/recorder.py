@@ -38,9 +38,8 @@ class Recorder:
 
     def __init__(self, options: RecorderOptions) -> None:
         self.label_sources: list[Callable[[], Iterable[Labelled]]] = []
-        self.on_first_batch: Callable[[int], bool] | None = (
-            None  # told a micro-batch's samples until it says it is enough
-        )
+        # Told a micro-batch's samples until it says it is enough.
+        self.on_first_batch: Callable[[int], bool] | None = None
         self._gauges = Gauges()
         self._writer = RankWriter(options)
         self._pid = os.getpid()

@@ -263,7 +263,7 @@ class Applied:
         check_shardable(wrapper.module, max(unit.zero_stage for unit in schedule.units))
         # The same on every rank, and never used twice: keys of the store bear it.
         number = next(_numbers)
-        removal.let_go_of_orphans(self._executors, wrapper.process_group, is_first=not self._has_wrapped)
+        removal.bring_back_orphans(self._executors, wrapper.process_group, is_first=not self._has_wrapped)
         self._has_wrapped = True
         executor = Executor(
             model,

@@ -76,7 +76,7 @@ def optimizers_of(
     }
 
 
-def let_go_of_orphans(executors: Iterable[Executor], group: dist.ProcessGroup, *, is_first: bool) -> None:
+def bring_back_orphans(executors: Iterable[Executor], group: dist.ProcessGroup, *, is_first: bool) -> None:
     """Another model is wrapped: bring what the script has of models whose wrapper it has dropped, while all ranks answer.
 
     The models themselves stay, since the script may use them without a wrapper. is_first: there has been none yet, on any

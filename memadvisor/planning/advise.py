@@ -18,10 +18,11 @@ from memadvisor.hardware.load import named_hardware
 from memadvisor.local_sgd import LocalSgd, check_local_sgd
 from memadvisor.plan import Plan
 from memadvisor.planning.advice_notes import chunk_notes, fused_notes, notes
+from memadvisor.planning.asked import Asked
 from memadvisor.planning.collecting import collecting_seldom
 from memadvisor.planning.learn import Learnt, learn
 from memadvisor.planning.lossy import LossyAlternative, check_asked_bits, lossy_alternatives
-from memadvisor.planning.machine import machine_for
+from memadvisor.planning.machine import Machine, machine_for
 from memadvisor.planning.micro_batches import split_notes, splits, step_with
 from memadvisor.planning.named import check_policy, named_plan
 from memadvisor.planning.plays import Plays
@@ -103,7 +104,15 @@ def advise(
     UsageError where the run has no traced step, or where nothing is known of the collectives that several ranks need.
     """
     ranks = run.manifest.world_size if num_ranks is None else num_ranks
-    _check_options(ranks, precision, compression, local_sgd)
+    asked = Asked(
+        precision=precision,
+        compression=compression,
+        local_sgd=local_sgd,
+        optimizer_bits=optimizer_bits,
+        fused_updates=fused_updates,
+        chunked_loss=chunked_loss,
+    )
+    _check_options(ranks, asked)
     rates = () if hardware is None else hardware.optimizers
     recorded = RecordedStep(
         run,
@@ -114,8 +123,9 @@ def advise(
         chunked_loss=chunked_loss,
     )
     plain, recorded_size = step_with(recorded, micro_batch)
-    _check_model(run, plain, ranks, precision, compression, local_sgd)
-    _check_chunks(recorded.chunked_loss, plain, precision)
+    asked = replace(asked, chunked_loss=recorded.chunked_loss)
+    _check_model(run, plain, ranks, asked)
+    _check_chunks(asked, plain)
     machine = machine_for(run, plain, ranks, hardware)
     learnt = learn(run, learn_from, machine.times, machine.transfers, rates) if learn_from else None
     plain = plain if learnt is None else replace(plain, time_factors=learnt.factors)
@@ -123,23 +133,7 @@ def advise(
     check_near_ranks(near_ranks, ranks, bool(plain.shard_groups))
     check_asked_bits(optimizer_bits, bool(plain.shard_groups), machine.transfers)
     _check_one_update(optimizer_bits, plain)
-    plays = Plays(
-        run,
-        machine.times,
-        ranks,
-        memory_bytes,
-        machine.settings,
-        precision=precision,
-        compression=compression,
-        transfers=machine.transfers,
-        paged_transfers=machine.paged_transfers,
-        optimizer_bits=optimizer_bits,
-        fused_updates=fused_updates,
-        chunked_loss=recorded.chunked_loss,
-        chunked_units=recorded.chunked_units,
-        local_sgd=local_sgd,
-        algorithms=machine.algorithms,
-    )
+    plays = _plays(run, ranks, memory_bytes, asked, recorded.chunked_units, machine)
     search = Search(plays, near_ranks)
     if not search.stages:
         raise UsageError(
@@ -164,18 +158,35 @@ def advise(
         learnt=learnt,
         micro_batch=micro_batch,
         recorded_micro_batch=recorded_size,
-        script_changes=_script_changes(
-            run,
-            plain,
-            hardware,
-            [*["fused_updates"] * fused_updates, *["chunked_loss"] * (chunked_loss is not None)],
-        ),
+        script_changes=_script_changes(run, plain, hardware, asked.script_changes),
         notes=(
             *notes(run, plays, plain, found),
             *(fused_notes(plain, bool(rates)) if fused_updates else ()),
-            *chunk_notes(recorded.chunked_loss, recorded.chunks_again_s),
+            *chunk_notes(asked.chunked_loss, recorded.chunks_again_s),
             *split_notes(recorded, recorded_size, (one.plan.micro_batch_size for one in found)),
         ),
+    )
+
+
+def _plays(
+    run: Run,
+    num_ranks: int,
+    memory_bytes: int,
+    asked: Asked,
+    chunked_units: Collection[str],
+    machine: Machine,
+) -> Plays:
+    return Plays(
+        run,
+        machine.times,
+        num_ranks,
+        memory_bytes,
+        machine.settings,
+        asked=asked,
+        chunked_units=chunked_units,
+        transfers=machine.transfers,
+        paged_transfers=machine.paged_transfers,
+        algorithms=machine.algorithms,
     )
 
 
@@ -190,27 +201,30 @@ def _script_changes(
     return tuple(change for change in found if change.kind not in done)
 
 
-def _check_options(
-    num_ranks: int, precision: Precision, compression: Compression, local_sgd: LocalSgd | None
-) -> None:
+def _check_options(num_ranks: int, asked: Asked) -> None:
     """Raise UsageError for options that no run could be advised with."""
     if num_ranks < 1:
         raise UsageError(f"--gpus {num_ranks} is no number of ranks.", hint="give 1 or more.")
-    if num_ranks == 1 and precision != FULL_PRECISION:
+    if num_ranks == 1 and asked.precision != FULL_PRECISION:
         raise UsageError(
             "Another precision needs shards, and one rank has none.", hint="advise for --gpus 2 or more."
         )
-    check_compression(compression, num_ranks, compression.stages, "This advice", precision.reduce_dtype)
-    beside = {"compressed gradients": compression.is_lossy, "another precision": precision != FULL_PRECISION}
-    check_local_sgd(local_sgd, num_ranks, {0}, beside, "This advice")
+    check_compression(
+        asked.compression, num_ranks, asked.compression.stages, "This advice", asked.precision.reduce_dtype
+    )
+    beside = {
+        "compressed gradients": asked.compression.is_lossy,
+        "another precision": asked.precision != FULL_PRECISION,
+    }
+    check_local_sgd(asked.local_sgd, num_ranks, {0}, beside, "This advice")
 
 
-def _check_chunks(chunked: ChunkedLoss | None, step: CapturedStep, precision: Precision) -> None:
+def _check_chunks(asked: Asked, step: CapturedStep) -> None:
     excluded = {
         "the script's FSDP2 takes them back after the forward": bool(step.shard_groups),
-        "--param-dtype has them in another dtype": precision.param_dtype is not None,
+        "--param-dtype has them in another dtype": asked.precision.param_dtype is not None,
     }
-    check_chunked_loss(chunked, excluded, "This advice", UsageError)
+    check_chunked_loss(asked.chunked_loss, excluded, "This advice", UsageError)
 
 
 def _check_one_update(optimizer_bits: int | None, step: CapturedStep) -> None:
@@ -278,9 +292,7 @@ def _check_model(
     run: Run,
     step: CapturedStep,
     num_ranks: int,
-    precision: Precision,
-    compression: Compression,
-    local_sgd: LocalSgd | None,
+    asked: Asked,
 ) -> None:
     """Raise UsageError for what several models, a script that shards its model by FSDP2 itself, one that trains nothing of
     its model, or one whose ranks are no replicas of each other cannot be given."""
@@ -292,7 +304,7 @@ def _check_model(
             "as other parts of its layers, and no plan is worked out for that.",
             hint="a script that splits layers gets plans with FSDP2 over the other ranks, or with none beside it.",
         )
-    if local_sgd is not None:
+    if asked.local_sgd is not None:
         check_single(run.ranks[0], "local SGD is worked out")
     if not step.shard_groups:
         return
@@ -301,11 +313,11 @@ def _check_model(
         f"--gpus {num_ranks}"
         if num_ranks != recorded
         else "another precision"
-        if precision.is_lossy or precision.has_masters
+        if asked.precision.is_lossy or asked.precision.has_masters
         else "compression"
-        if compression.is_lossy
+        if asked.compression.is_lossy
         else "local SGD"
-        if local_sgd is not None
+        if asked.local_sgd is not None
         else None
     )
     if what is not None:

@@ -11,8 +11,6 @@ from dataclasses import replace
 from functools import partial
 
 from memadvisor.analyzers.planned_models import fingerprint_of, planned_models
-from memadvisor.chunked_loss import ChunkedLoss
-from memadvisor.compression import UNCOMPRESSED, Compression
 from memadvisor.cost.activations import Activations
 from memadvisor.cost.allocation_sequence import planned_sequence
 from memadvisor.cost.allocator_replay import last_peak, replay
@@ -25,14 +23,13 @@ from memadvisor.cost.simulation import Simulation
 from memadvisor.cost.step import CapturedStep
 from memadvisor.cost.transfers import TransferTimes
 from memadvisor.executors import Algorithm
-from memadvisor.local_sgd import LocalSgd
 from memadvisor.plan import Plan, Prediction
 from memadvisor.planning.arrangement import Arrangement
+from memadvisor.planning.asked import NOTHING, Asked
 from memadvisor.planning.outcomes import MemoryFirst, Outcome, Played
 from memadvisor.planning.paging import starting_bytes
 from memadvisor.planning.ranked import RankedPlan
 from memadvisor.planning.stretches import Nested, nested_of
-from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.run.run import Run
 from memadvisor.write_schedule import write_schedule
 
@@ -53,15 +50,10 @@ class Plays:
         budget_bytes: int,
         settings: AllocatorSettings | None = None,
         *,
-        precision: Precision = FULL_PRECISION,
-        compression: Compression = UNCOMPRESSED,
+        asked: Asked = NOTHING,
         transfers: TransferTimes | None = None,
         paged_transfers: TransferTimes | None = None,
-        optimizer_bits: int | None = None,
-        fused_updates: bool = False,
-        chunked_loss: ChunkedLoss | None = None,
         chunked_units: Collection[str] = (),
-        local_sgd: LocalSgd | None = None,
         algorithms: tuple[Algorithm, ...] = (),
     ) -> None:
         self.fingerprint = fingerprint_of(run.ranks[0])
@@ -70,15 +62,10 @@ class Plays:
         self.num_ranks = num_ranks
         self.budget_bytes = budget_bytes
         self.settings = settings
-        self.precision = precision
-        self.compression = compression
+        self.asked = asked
         self.transfers = transfers
         self.paged_transfers = paged_transfers
-        self.optimizer_bits = optimizer_bits
-        self.fused_updates = fused_updates
-        self.chunked_loss = chunked_loss
         self._chunked_units = chunked_units
-        self.local_sgd = local_sgd
         self._algorithms = algorithms
         # Of the step that is played, and of the same with fewer micro-batches; of each way of having states the moments of
         # one play.
@@ -168,9 +155,9 @@ class Plays:
         )
 
     def _plan(self, step: CapturedStep, arrangement: Arrangement) -> Plan:
-        units = arrangement.units
-        if self.optimizer_bits is not None:
-            units = tuple(replace(unit, optimizer_bits=self.optimizer_bits) for unit in units)
+        units, asked = arrangement.units, self.asked
+        if asked.optimizer_bits is not None:
+            units = tuple(replace(unit, optimizer_bits=asked.optimizer_bits) for unit in units)
         units = tuple(
             replace(unit, zero_stage=min(2, unit.zero_stage)) if unit.name in self._chunked_units else unit
             for unit in units
@@ -186,16 +173,16 @@ class Plays:
             budget_bytes=self.budget_bytes,
             overlap=arrangement.overlap,
             gather_depth=arrangement.gather_depth,
-            precision=self.precision,
-            compression=self.compression,
-            local_sgd=self.local_sgd,
+            precision=asked.precision,
+            compression=asked.compression,
+            local_sgd=asked.local_sgd,
             shard_ranks=arrangement.shard_ranks,
             secondary_ranks=arrangement.copied_among,
             executor="fsdp2" if step.shard_groups else "built-in",
             algorithms=() if step.shard_groups or step.device != "cpu" else self._algorithms,
             update_in_backward=arrangement.early,
-            fused_updates=self.fused_updates,
-            chunked_loss=self.chunked_loss,
+            fused_updates=asked.fused_updates,
+            chunked_loss=asked.chunked_loss,
             stretches=arrangement.stretches,
             models=self.models,
         )

@@ -39,8 +39,8 @@ class Search:
     def __init__(self, plays: Plays, near_ranks: int | None = None) -> None:
         self.plays = plays
         self.near_ranks = near_ranks  # that may share second copies
-        stages = range(1) if plays.local_sgd is not None else plays.compression.stages
-        self.stages = stages[max(0, plays.precision.least_stage - stages[0]) :]
+        stages = range(1) if plays.asked.local_sgd is not None else plays.asked.compression.stages
+        self.stages = stages[max(0, plays.asked.precision.least_stage - stages[0]) :]
         self.needs: list[int] = []
         self.needs_unchanged: list[int] = []  # of those that leave the script alone
         self._bounds = SplitBounds(plays.times)
@@ -100,9 +100,9 @@ class Search:
             self._bounds.fit(usual)
             may_update_early = not (
                 step.shard_groups
-                or self.plays.optimizer_bits
+                or self.plays.asked.optimizer_bits
                 or len(self.plays.models) > 1
-                or self.plays.chunked_loss is not None
+                or self.plays.asked.chunked_loss is not None
             )
             early: list[RankedPlan] = []
             if stage >= 2 and step.leaves_gradients_alone and may_update_early:
@@ -114,7 +114,7 @@ class Search:
             ways += [(stage, *each) for each in kinds]
         tier = None if updates_apart(step) else nearest_tier(step, self.plays.transfers)
         keeps_state = (
-            any(s.optimizer_bytes for s in step.states.values()) and self.plays.optimizer_bits is None
+            any(s.optimizer_bytes for s in step.states.values()) and self.plays.asked.optimizer_bits is None
         )
         if alike and tier is not None and keeps_state and not any(ranked.fits for ranked in alike):
             away = [self._alike(step, Way(*way, tier=tier), []) for way in ways]
@@ -130,7 +130,7 @@ class Search:
     def _paging(self, step: CapturedStep) -> Iterator[RankedPlan]:
         """Where nothing else fits, parameters and gradients lie where optimizer state does, and then activations too."""
         tier = nearest_tier(step, self.plays.paged_transfers)
-        is_asked = self.plays.optimizer_bits is not None or self.plays.chunked_loss is not None
+        is_asked = self.plays.asked.optimizer_bits is not None or self.plays.asked.chunked_loss is not None
         if tier is None or is_asked or not may_page(step, self.plays.num_ranks):
             return
         best = min((self._alike(step, Way(3, *way, tier=tier, pages=True), []) for way in WAYS), key=order)
@@ -287,7 +287,9 @@ class Search:
         """How many ranks may share, beside all of them: FSDP2 has been told by the script; what stays whole is
         compressed among all ranks alone, or averaged (local SGD)."""
         among_all = (
-            step.shard_groups or self.plays.compression.has_feedback or self.plays.local_sgd is not None
+            step.shard_groups
+            or self.plays.asked.compression.has_feedback
+            or self.plays.asked.local_sgd is not None
         )
         return () if among_all else proper_divisors(self.plays.num_ranks)
 

@@ -11,8 +11,7 @@ from memadvisor.engines.losses import chunked_functions, chunked_operators  # no
 from memadvisor.engines.losses.chunked_tensor import ChunkedTensor, Told, is_chunked
 from memadvisor.engines.losses.expressions import Evaluation, Product
 from memadvisor.engines.losses.rows import on_host
-
-_HALVES = (torch.float16, torch.bfloat16)
+from memadvisor.engines.updates.sums import sum_dtype
 
 
 def chunked_linear(
@@ -22,7 +21,7 @@ def chunked_linear(
     num_rows: int,
     told: Told,
     keep: Callable[[Product], None],
-    done: Callable[[Product], None] = lambda product: None,
+    done: Callable[[Product], None],
 ) -> torch.Tensor:
     """torch.nn.functional.linear, `num_rows` rows at a time. `keep` is given what the result's values are made of; so is
     `done` when a backward is through."""
@@ -104,7 +103,7 @@ def _in_chunks(
     new = torch.zeros_like if row_map.has_gaps else torch.empty_like
     of_hidden = new(flat) if needs[0] else None
     of_weight = of_bias = None
-    wide = torch.float32 if weight.dtype in _HALVES else weight.dtype
+    wide = sum_dtype(weight.dtype)
     for positions, rows in row_map.chunks(num_rows):
         its = make(rows)
         if of_hidden is not None:

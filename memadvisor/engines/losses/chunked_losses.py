@@ -21,7 +21,7 @@ from memadvisor.engines.losses.chunked_layer import chunked_linear
 from memadvisor.engines.losses.expressions import Product
 from memadvisor.engines.script.live import LiveModel
 from memadvisor.engines.script.undo import Undo
-from memadvisor.engines.updates.closures import closure_of, with_closure
+from memadvisor.engines.updates.closures import just_before_update
 from memadvisor.errors import PlanError
 from memadvisor.policies import blocks_of
 from memadvisor.run.cut import innermost
@@ -107,44 +107,41 @@ class ChunkedLosses:
                 return original(module, input)
             losses = this()
             name = losses._names.get(module) if losses is not None else None
-            if losses is None or name is None or not losses._applies(module, input, name):
+            rows = None if losses is None or name is None else losses._rows_of_chunk(module, input, name)
+            if losses is None or rows is None:
                 return original(module, input)
-            return losses._run(module, input, name)
+            return losses._run(module, input, name, rows)
 
         self._undo.replace(kind, "forward", forward)
 
-    def _applies(self, module: Any, hidden: Any, name: str) -> bool:
-        """Not without gradients: weights may be others by the time that the scores are used, and no backward says so."""
+    def _rows_of_chunk(self, module: torch.nn.Linear, hidden: Any, name: str) -> int | None:
+        """None for a call that this is not for. Nor is it for one without gradients: weights may be others by the time that
+        the scores are used, and no backward says so."""
         is_plain = type(hidden) is torch.Tensor and hidden.dim() >= 2 and hidden.is_floating_point()
         if not is_plain or not torch.is_grad_enabled():
-            return False
+            return None
         parameters = [module.weight] if module.bias is None else [module.weight, module.bias]
         if hidden.is_inference() or any(type(each) is not torch.nn.Parameter for each in parameters):
-            return False  # what is no parameter now may be gone after the forward, as FullyShardedDataParallel's are
+            return None  # what is no parameter now may be gone after the forward, as FullyShardedDataParallel's are
         if is_capturing() or torch._C._get_tracing_state() is not None or _is_transformed():
-            return False
+            return None
         num_rows = hidden.shape[:-1].numel()
-        rows = self._rows(module, num_rows)
-        if num_rows <= rows:
-            self._tell(
-                f"{name!r} is called with {num_rows} rows, and a chunk has {rows}: it runs as it is then"
-            )
-        return bool(num_rows > rows)
+        rows = self._chunked.rows or usual_rows(num_rows, module.in_features, module.out_features)
+        if num_rows > rows:
+            return rows
+        self._tell(f"{name!r} is called with {num_rows} rows, and a chunk has {rows}: it runs as it is then")
+        return None
 
-    def _rows(self, module: torch.nn.Linear, num_rows: int) -> int:
-        rows = self._chunked.rows
-        return usual_rows(num_rows, module.in_features, module.out_features) if rows is None else rows
-
-    def _run(self, module: torch.nn.Linear, hidden: torch.Tensor, name: str) -> torch.Tensor:
+    def _run(
+        self, module: torch.nn.Linear, hidden: torch.Tensor, name: str | None, rows: int
+    ) -> torch.Tensor:
         def told(operator: str) -> None:
             self._tell(
                 f"the script needs what {name!r} returns as a whole ({operator}), and it is made for that"
             )
 
-        num_rows = self._rows(module, hidden.shape[:-1].numel())
-        return chunked_linear(
-            hidden, module.weight, module.bias, num_rows, told, self._products.add, self._backward_done
-        )
+        keep, done = self._products.add, self._backward_done
+        return chunked_linear(hidden, module.weight, module.bias, rows, told, keep, done)
 
     def _tell(self, text: str) -> None:
         if text not in self._told:
@@ -159,18 +156,10 @@ class ChunkedLosses:
             self._keep_weights([product])
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-        closure = closure_of(args, kwargs)
         of_layers = {id(parameter) for layer in self._names for parameter in layer.parameters()}
         for group in optimizer.param_groups if of_layers else ():
             self._stepped |= {each.data_ptr() for each in group["params"] if id(each) in of_layers}
-        if closure is None:
-            self._keep_weights(list(self._products))
-            return None
-        return with_closure(args, kwargs, lambda: self._done(closure()))
-
-    def _done(self, loss: Any) -> Any:
-        self._keep_weights(list(self._products))
-        return loss
+        return just_before_update(args, kwargs, lambda: self._keep_weights(list(self._products)))
 
     def _keep_weights(self, products: Sequence[Product]) -> None:
         """Scores that the script still holds are those of before the update, should it ask for them."""

@@ -23,6 +23,7 @@ from memadvisor.engines.losses.chunked_views import (
 )
 from memadvisor.engines.losses.expressions import Evaluation, Operation, Padded, changed, version_of
 from memadvisor.engines.losses.rows import joined
+from memadvisor.engines.updates.sums import sum_dtype
 
 _aten = torch.ops.aten
 _Arguments = tuple[Any, ...]
@@ -262,7 +263,7 @@ def _loss_forward(func: Any, args: _Arguments, kwargs: dict[str, Any]) -> Any:
         torch.empty(len(row_map), dtype=scores.dtype, device=scores.device) if reduction == _NONE else None
     )
     sums, weights = [], []
-    wide = _wide(scores.dtype) if losses is None else scores.dtype
+    wide = sum_dtype(scores.dtype) if losses is None else scores.dtype
     weight = None if weight is None else weight.to(wide)
     for positions, rows in row_map.chunks(scores.num_rows):
         each = _SUM if losses is None else _NONE
@@ -276,11 +277,6 @@ def _loss_forward(func: Any, args: _Arguments, kwargs: dict[str, Any]) -> Any:
     loss, total = torch.stack(sums).sum(), torch.stack(weights).sum()
     loss = loss / total if reduction == _MEAN else loss
     return loss.to(scores.dtype), total.to(scores.dtype)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """What torch sums in inside of one kernel: 16 bits would overflow, or round each chunk's."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def _over_classes(func: Any, args: _Arguments, kwargs: dict[str, Any]) -> Any:
@@ -329,7 +325,7 @@ def _over_all(
 def _sum_of_all(func: Any, args: _Arguments, kwargs: dict[str, Any]) -> Any:
     """A sum, or a mean, whose chunks are not of one size."""
     dtype = metadata_of(func, args, kwargs).dtype
-    total = _over_all(lambda sums: sums.sum())(_aten.sum.default, args, {"dtype": _wide(dtype)})
+    total = _over_all(lambda sums: sums.sum())(_aten.sum.default, args, {"dtype": sum_dtype(dtype)})
     if total is NotImplemented:
         return NotImplemented
     return (total / args[0].numel() if func is _aten.mean.default else total).to(dtype)
@@ -357,7 +353,7 @@ _ELSEWHERE = (
         _aten.t.default,
         _aten.alias.default,
     ),
-    *(_aten.detach.default, _aten._reshape_alias.default, _aten.flip.default),
+    *(_aten.detach.default, _aten._reshape_alias.default),
 )
 _OVER_CLASSES = (
     *(_aten.sum.dim_IntList, _aten.mean.dim, _aten.logsumexp.default, _aten.amax.default, _aten.amin.default),
@@ -367,7 +363,6 @@ _RULES: dict[Any, Callable[[Any, _Arguments, dict[str, Any]], Any]] = {
     **dict.fromkeys(_ELSEWHERE, rows_elsewhere),
     **dict.fromkeys(_OVER_CLASSES, _over_classes),
     _aten.clone: copied,
-    _aten.contiguous: copied,
     _aten._to_copy: _converted,
     _aten.slice_backward: part_of_zeros,
     _aten.select_backward: part_of_zeros,

@@ -23,12 +23,14 @@ from memadvisor.engines.losses.expressions import Expression, whole
 
 # Told of the operator that needed whole values.
 Told = Callable[[str], None]
-# What shows a tensor's memory, or hands it to something that is not torch.
+# What hands a tensor to something that is not torch, and what else shows its memory.
+_LEAVING = ("numpy", "tolist", "__array__", "__dlpack__", "__reduce_ex__", "__deepcopy__")
 _REVEALING = {
-    *("data_ptr", "untyped_storage", "storage", "_typed_storage", "numpy", "tolist", "item", "__array__"),
-    *("__dlpack__", "__reduce_ex__", "__deepcopy__", "__repr__", "__format__", "share_memory_", "is_shared"),
-    *("__cuda_array_interface__", "__float__", "__int__", "__bool__", "__index__"),
-}  # fmt: skip
+    *_LEAVING,
+    *("data_ptr", "untyped_storage", "storage", "_typed_storage", "item", "__repr__", "__format__"),
+    *("share_memory_", "is_shared", "__cuda_array_interface__"),
+    *("__float__", "__int__", "__bool__", "__index__"),
+}
 
 
 class ChunkedTensor(torch.Tensor):
@@ -142,7 +144,7 @@ def _of_whole_values(name: str) -> Callable[..., Any]:
 
 
 # Where torch calls the script back (hooks of saved tensors), functions on it are not told of.
-for _name in ("numpy", "tolist", "__array__", "__dlpack__", "__reduce_ex__", "__deepcopy__"):
+for _name in _LEAVING:
     setattr(ChunkedTensor, _name, _of_whole_values(_name))
 
 

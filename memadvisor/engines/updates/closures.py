@@ -1,4 +1,4 @@
-"""Optimizers that are given a closure: it is run before anything is shared out."""
+"""Optimizers that are given a closure: what is done before it, or behind it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,21 @@ def closure_of(args: Any, kwargs: Any) -> Callable[[], Any] | None:
     """That of an optimizer's step, of its arguments with the optimizer itself."""
     found: Callable[[], Any] | None = args[1] if len(args) > 1 else kwargs.get("closure")
     return found
+
+
+def just_before_update(args: Any, kwargs: Any, act: Callable[[], None]) -> tuple[Any, Any] | None:
+    """Act now; or behind the step's closure, from which its gradients are. What a step's pre-hook returns."""
+    closure = closure_of(args, kwargs)
+    if closure is None:
+        act()
+        return None
+
+    def closure_and_act() -> Any:
+        loss = closure()
+        act()
+        return loss
+
+    return with_closure(args, kwargs, closure_and_act)
 
 
 def with_closure_done(

@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from memadvisor.cuda_graphs import is_capturing
 from memadvisor.engines.script.undo import Undo
 from memadvisor.engines.sharding.sharded_step import FindSlot
-from memadvisor.engines.updates.closures import closure_of, with_closure
+from memadvisor.engines.updates.closures import just_before_update
 from memadvisor.fused_updates import FUSED_OPTIMIZERS
 from memadvisor.run.torch_names import dtype_name
 
@@ -62,16 +62,7 @@ class FusedUpdates:
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if is_capturing():
             return None
-        closure = closure_of(args, kwargs)
-        if closure is None:
-            self._fuse(optimizer)
-            return None
-        return with_closure(args, kwargs, lambda: self._done(optimizer, closure()))
-
-    def _done(self, optimizer: Optimizer, loss: Any) -> Any:
-        """A closure has run, from which the step's gradients are; the settings are read behind it."""
-        self._fuse(optimizer)
-        return loss
+        return just_before_update(args, kwargs, lambda: self._fuse(optimizer))
 
     def _fuse(self, optimizer: Optimizer) -> None:
         if not any(type(optimizer).step is kind.step for kind in _KINDS):

@@ -20,6 +20,7 @@ from memadvisor.engines.sharding.flat import Slot
 from memadvisor.engines.sharding.gradients import GradientShards, ShardedGradient
 from memadvisor.engines.sharding.sharded_model import ShardedModel
 from memadvisor.engines.sharding.sharded_step import Swap
+from memadvisor.engines.updates.sums import sum_dtype
 from memadvisor.errors import PlanError
 
 
@@ -93,9 +94,9 @@ def _by_model(
 
 def _sharded_norm(gradients: list[ShardedGradient], model: ShardedModel, power: float) -> torch.Tensor:
     pieces = [gradient.piece() for gradient in gradients]
-    norms = [torch.linalg.vector_norm(p, power, dtype=_wide(p)) for p in pieces if p.numel()]
+    norms = [torch.linalg.vector_norm(p, power, dtype=sum_dtype(p.dtype)) for p in pieces if p.numel()]
     infinite = power == float("inf")
-    norm = torch.zeros((), dtype=_wide(pieces[0]), device=pieces[0].device)
+    norm = torch.zeros((), dtype=sum_dtype(pieces[0].dtype), device=pieces[0].device)
     if norms:
         norm = torch.linalg.vector_norm(torch.stack(norms), power).to(norm)
     operation = dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM
@@ -104,10 +105,6 @@ def _sharded_norm(gradients: list[ShardedGradient], model: ShardedModel, power: 
     if not norm.is_cuda:  # there the sum is only queued, and nobody has waited for anybody
         model.have_met()
     return norm if infinite else norm.pow(1.0 / power)
-
-
-def _wide(tensor: torch.Tensor) -> torch.dtype:
-    return torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
 
 
 def _unscale(

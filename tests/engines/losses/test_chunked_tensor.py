@@ -125,7 +125,13 @@ def parts(dtype=torch.float64):
 
 def in_chunks(hidden, weight, bias, told=None, rows=ROWS):
     return chunked_linear(
-        hidden, weight, bias, rows, (lambda operator: None) if told is None else told.append, lambda _: None
+        hidden,
+        weight,
+        bias,
+        rows,
+        (lambda operator: None) if told is None else told.append,
+        lambda _: None,
+        lambda _: None,
     )
 
 

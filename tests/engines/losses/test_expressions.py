@@ -45,7 +45,7 @@ def test_what_is_as_large_as_the_output_and_changed_before_it_was_used_is_an_err
 def test_changes_are_not_forgotten_in_an_update():
     hidden, weight, bias = (each.detach() for each in parts())
     products = []
-    ours = chunked_linear(hidden, weight, bias, ROWS, lambda operator: None, products.append)
+    ours = chunked_linear(hidden, weight, bias, ROWS, lambda operator: None, products.append, lambda _: None)
     weight.add_(1)
     products[0].keep_weights({weight.data_ptr()}, {})
     with pytest.raises(RuntimeError, match="--chunked-loss"):
@@ -95,7 +95,9 @@ def test_whole_values_have_the_strides_that_were_told(change):
 
 def test_counts_and_sums_of_16_bits_are_no_less_exact_than_torchs():
     hidden, weight = torch.ones(70, 4), torch.full((1000, 4), 16.0)
-    scores = chunked_linear(hidden.half(), weight.half(), None, 7, lambda operator: None, lambda _: None)
+    scores = chunked_linear(
+        hidden.half(), weight.half(), None, 7, lambda operator: None, lambda _: None, lambda _: None
+    )
     assert scores.mean() == 64  # their sum, 64 * 70,000, is beyond 65,504
     assert scores.sum() == torch.inf
     target = torch.zeros(70, dtype=torch.long)
@@ -103,6 +105,12 @@ def test_counts_and_sums_of_16_bits_are_no_less_exact_than_torchs():
     assert ours == (-1280, -torch.inf)
     # Float32 cannot tell 2**24 from 2**24 + 1.
     many = chunked_linear(
-        torch.ones(4099, 1), torch.ones(4099, 1), None, 512, lambda operator: None, lambda _: None
+        torch.ones(4099, 1),
+        torch.ones(4099, 1),
+        None,
+        512,
+        lambda operator: None,
+        lambda _: None,
+        lambda _: None,
     )
     assert int((many > 0).sum()) == 4099**2
