@@ -31,20 +31,21 @@ RTX_PRO_6000_SHARE = 365 / 503.8 * _OF_THE_BEST
 
 @dataclass(frozen=True, slots=True)
 class _Generation:
-    """What tensor cores do over float32: of 16 bits, TF32 and 8 bits; None of what they do not take. `share`: of products."""
+    """What tensor cores do over float32: of 16 bits, TF32, 8 bits and 4; None of what they do not take. `share`: of products."""
 
     wide: float
     tf32: float | None
     narrow: float | None
     source: str
     share: float | None
+    narrowest: float | None = None
 
 
 _TURING = _Generation(4, None, None, TURING, _GEFORCE_SHARE)
 _TURING_QUADRO = _Generation(8, None, None, TURING, None)
 _AMPERE = _Generation(2, 1, None, GEFORCE, _GEFORCE_SHARE)
 _ADA = _Generation(2, 1, 4, GEFORCE, _GEFORCE_SHARE)
-_BLACKWELL = _Generation(2, 1, 4, GEFORCE, _GEFORCE_SHARE)
+_BLACKWELL = _Generation(2, 1, 4, GEFORCE, _GEFORCE_SHARE, narrowest=16)
 _AMPERE_RTX = _Generation(4, 2, None, WORKSTATION, A6000_SHARE)
 _AMPERE_SMALL = _Generation(4, 2, None, WORKSTATION, A4000_SHARE)
 _ADA_RTX = _Generation(4, 2, 8, WORKSTATION, None)
@@ -69,6 +70,8 @@ def _card(
         rates |= {"bfloat16": generation.wide * float32, "tf32": generation.tf32 * float32}
     if generation.narrow is not None:
         rates["float8_e4m3fn"] = generation.narrow * float32
+    if generation.narrowest is not None:
+        rates["float4_e2m1fn"] = generation.narrowest * float32
     sources = one_page(generation.source)
     return CatalogueEntry(
         name=f"{name}-{memory_gb}GB",

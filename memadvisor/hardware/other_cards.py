@@ -140,6 +140,7 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
         memory_bytes=32 * 10**9,
         memory_bandwidth_bytes_per_s=1792e9,
         peak_flops_per_s={
+            "float4_e2m1fn": 1676e12,
             "float8_e4m3fn": 419e12,
             "float16": 209.5e12,
             "bfloat16": 209.5e12,

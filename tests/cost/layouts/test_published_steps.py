@@ -79,6 +79,11 @@ AT_MOST = {
     "timm_rtx3090": (0.09, None),
     "halo_b300": (0.42, 0.28),
     "trl_b300": (0.6, 0.08),
+    "prime_rl": (0.36, 0.12),
+    "surogate_lora": (0.25, None),
+    "megatron_moe_zoo": (0.35, None),
+    "nemo_launcher_a100": (0.3, None),
+    "megatron_bert_a100": (0.3, 0.28),
 }
 
 
