@@ -226,6 +226,16 @@ class TrainingStep:
         return several and (self.software.defers_reduction or is_pipelined)
 
     @property
+    def expert_tensor_ranks(self) -> int:
+        """Ranks that have a part of the same expert each."""
+        return 1 if self.software.whole_experts else self.layout.tensor
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks that tokens go to their experts among."""
+        return self.layout.expert * (self.layout.tensor if self.software.whole_experts else 1)
+
+    @property
     def microbatch_tokens(self) -> float:
         """Of one microbatch on one rank; of an encoder-decoder the source's."""
         return self.layout.micro_batch_size * self.seq_len / self.layout.context

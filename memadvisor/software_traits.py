@@ -88,6 +88,8 @@ class Software:
     bucket_copy_bytes: int = 0
     # Of fused attention on cards from Hopper on, over FlashAttention 2.
     attention_speed: float = 1.0
+    # Its kernels have an older card's instructions, so that a card newer than Hopper is no faster with them than Hopper is.
+    attention_as_on_hopper: bool = False
     # Of its forward's rate that its backward reaches, where the kernels are others than those that the coefficient of
     # that name describes.
     attention_backward_share: float | None = None
@@ -142,8 +144,12 @@ class Software:
     # The gate keeps its inputs in one byte and not its result, attention's is kept once, in 12 bits
     # (arXiv:2412.19437, section 3.3.3).
     narrow_activations: bool = False
+    # Tensor-parallel ranks have experts of their own in place of a part of each: `Layout.expert` times as many share them.
+    whole_experts: bool = False
     # A token is weighed between its expert's two products, whose result is not kept.
     weighs_inside: bool = False
+    # Results of experts are weighed in fp32, outside of any kernel of theirs.
+    weighs_wide: bool = False
     # Pointwise recomputation has latent attention's queries, keys and values too.
     repeats_latent: bool = False
     # The loop still holds a microbatch's loss while the next one's forward runs, and with it what autograd functions keep
@@ -180,6 +186,11 @@ class Software:
     def keeps_narrow(self) -> bool:
         """Inputs of products are kept in fewer than 16 bits; adapters read them as they were."""
         return self.saves_narrow and self.is_narrow and self.lora is None
+
+    @property
+    def weighs_experts_wide(self) -> bool:
+        """Hugging Face's classes weigh experts' results in two bytes."""
+        return self.weighs_wide and not self.weighs_inside and not self.reference_code
 
     @property
     def saved_input_bytes(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
 
@@ -95,12 +96,14 @@ def step_of(
     if all(cells.text(name) is None for name in asked) and recomputes_unasked(cells, software):
         cells.note("no recompute: full is taken, which trainers of adapters on a quantised base do unasked")
         recompute = "full"
+    expert, whole_experts = _expert(cells, architecture, degrees)
+    software = dataclasses.replace(software, whole_experts=whole_experts)
     layout = Layout(
         data=degrees.data,
         tensor=degrees.tensor,
         pipeline=degrees.pipeline,
         context=degrees.context,
-        expert=_expert(cells, architecture, degrees),
+        expert=expert,
         zero_stage=zero_stage,
         shard=shard,
         chunks=chunks,
@@ -233,19 +236,28 @@ def _context_kind(cells: Cells) -> str:
     raise UsageError(f"context_kind is {text!r}; it is ring or ulysses.")
 
 
-def _expert(cells: Cells, architecture: Architecture, degrees: Degrees) -> int:
-    """Ranks among which experts are parted. Where they are more than replicas, as Megatron Core's may be, tensor-parallel
-    ranks have experts of their own in place of parts of them: as much of each, so that ep / tp counts.
+def _expert(cells: Cells, architecture: Architecture, degrees: Degrees) -> tuple[int, bool]:
+    """Ranks among which experts are parted, and whether tensor-parallel ranks have experts of their own in place of parts of
+    them (Megatron Core's expert_tensor_parallel_size of 1; Liu et al. 2025, arXiv:2504.14960): then ep / tp counts, for each
+    rank holds as much. So it is where ep is more than there are replicas, too.
     """
     ranks = cells.whole("ep") or 1
     count = architecture.experts.num_experts if architecture.experts is not None else 1
     if count % ranks:
         raise UsageError(f"ep {ranks} does not divide {count} experts.")
     replicas, tensor = degrees.data * degrees.context, degrees.tensor
-    if replicas % ranks and ranks % tensor == 0 and replicas % (ranks // tensor) == 0:
+    parts = cells.whole("expert_tensor")
+    if parts not in (None, 1, tensor):
+        raise UsageError(f"expert_tensor is {parts}; it is 1 or tp, which is {tensor}.")
+    is_folded = ranks % tensor == 0 and replicas % (ranks // tensor) == 0
+    if parts == 1 and tensor > 1 and count > 1:
+        if not is_folded:
+            raise UsageError(f"ep {ranks} on {tensor} tensor-parallel ranks with whole experts is not known.")
+        return ranks // tensor, True
+    if replicas % ranks and is_folded:
         cells.note(f"ep {ranks} is more than {replicas} replicas: tensor-parallel ranks are among them")
-        return ranks // tensor
-    return ranks
+        return ranks // tensor, tensor > 1
+    return ranks, False
 
 
 def _offloaded_activations(cells: Cells, preset: Preset, recompute: str) -> float:

@@ -291,9 +291,13 @@ def with_attention(software: Software, text: str) -> Software:
         fused_attention=is_fused(text),
         masks_windows=software.masks_windows and not is_flash,
     )
-    generation = re.match(r"(?:flash(?:attention|attn)?|fa)v?([34])", word)
+    generation = re.match(r"(?:flash(?:attention|attn)?|fa)v?([234])", word)
     if generation is None:
         return software
+    if (
+        generation[1] == "2"
+    ):  # its instructions are Ampere's (flash-attention, csrc/flash_attn, beside a directory of its own for Hopper)
+        return dataclasses.replace(software, attention_as_on_hopper=True)
     speed, backward_share = _GENERATIONS[generation[1]]
     return dataclasses.replace(software, attention_speed=speed, attention_backward_share=backward_share)
 

@@ -90,6 +90,7 @@ _TECHNIQUES = (
     ("compile", "true", r"(?<!no )\b(torch[._])?compiled?\b"),
     ("precision", "fp8", r"\b(float8|fp8)\b"),
     ("attention", "flash", r"\bflash[\s_-]*att\w*([\s_-]*v?[12])?\b|\bfa2?\b"),
+    ("attention", "flash_attention_2", r"\bflash[\s_-]*att\w*[\s_-]*v?2\b|\bfa2\b"),
     ("attention", "flash_attention_3", r"\bflash[\s_-]*att\w*[\s_-]*v?3\b|\bfa3\b"),
     ("attention", "flash_attention_4", r"\bflash[\s_-]*att\w*[\s_-]*v?4\b|\bfa4\b"),
 )  # fmt: skip

@@ -95,7 +95,10 @@ def _attention_core(
     if software.fused_attention:
         keys = seen_keys(step, seen, sees_half, window)
         each = fused_attention_seconds(
-            device, 2.0 * batch * rows * (query + value) / tp, software.attention_speed
+            device,
+            2.0 * batch * rows * (query + value) / tp,
+            software.attention_speed,
+            is_as_on_hopper=software.attention_as_on_hopper,
         )
         if layout.context > 1 and layout.context_kind == "ring":
             each /= _RING_SHARE

@@ -134,7 +134,7 @@ def estimate_step(
     check_layout(model, step, cluster)
     layout, software = step.layout, step.software
     device = device_of(cluster.accelerator, software.compute_dtype, coefficients)
-    groups, replicas = _groups(layout, cluster, coefficients)
+    groups, replicas = _groups(step, cluster, coefficients)
     layers = stage_layers(model, layout, software)
     chunks = price_chunks(model, step, layers, device, groups, replicas)
     stall_s = message_stall_s(software, cluster.num_nodes)
@@ -174,16 +174,18 @@ def estimate_step(
 
 
 def _groups(
-    layout: Layout, cluster: Cluster, coefficients: Coefficients
+    step: TrainingStep, cluster: Cluster, coefficients: Coefficients
 ) -> tuple[LayerGroups, ReplicaGroups]:
     """The groups of ranks that layers talk to, and those of replicas."""
+    layout = step.layout
 
     def group(size: int, stride: int) -> Group:
         return group_of(cluster, size, stride, coefficients)
 
     host_bytes_per_s = None if cluster.host is None else cluster.host.bytes_per_s
     crosses_nodes = layout.pipeline > 1 and cluster.num_nodes > 1
-    return layer_groups(layout, group, crosses_nodes), replica_groups(layout, group, host_bytes_per_s)
+    layer = layer_groups(layout, group, crosses_nodes, whole_experts=step.software.whole_experts)
+    return layer, replica_groups(layout, group, host_bytes_per_s)
 
 
 def _transfer_seconds(

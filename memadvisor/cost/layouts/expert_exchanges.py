@@ -17,7 +17,7 @@ def expert_exchange_seconds(
     """Seconds in which a layer's tokens go to their experts and come back, forward or backward."""
     layout = step.layout
     if (
-        layout.expert == 1
+        step.expert_ranks == 1
         or layout.tensor_kind != "1d"
         or model.experts is None
         or not model.has_experts(layer)

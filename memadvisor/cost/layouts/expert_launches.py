@@ -25,9 +25,10 @@ def waiting_seconds(
     layout, software, experts = step.layout, step.software, model.experts
     if experts is None or not model.has_experts(layer) or not software.launches_each_expert:
         return 0.0, 0.0
-    here = max(1.0, experts.num_experts / layout.expert)
-    rows = tokens * experts.experts_per_token * layout.expert_imbalance / here
-    inner = experts.expert_ffn / layout.tensor
+    here = max(1.0, experts.num_experts / step.expert_ranks)
+    parts = step.expert_tensor_ranks
+    rows = tokens * experts.experts_per_token * layout.expert_imbalance * parts / layout.tensor / here
+    inner = experts.expert_ffn / parts
     up = matmul_seconds(device, rows, (2 if model.gated_mlp else 1) * inner, model.hidden, here)
     done_s = up + matmul_seconds(device, rows, model.hidden, inner, here)
     casts = 1 if device.is_narrow else 0

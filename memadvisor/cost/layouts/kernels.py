@@ -125,9 +125,16 @@ def stream_seconds(device: Device, moved_bytes: float) -> float:
     return moved_bytes / (device.memory_bandwidth_bytes_per_s * device.coefficients.bandwidth_share)
 
 
-def fused_attention_seconds(device: Device, flops: float, speed: float = 1.0) -> float:
+_HOPPER_FLOPS_PER_S = 989e12  # of an H100's sheet, dense, in 16 bits
+
+
+def fused_attention_seconds(
+    device: Device, flops: float, speed: float = 1.0, *, is_as_on_hopper: bool = False
+) -> float:
     """The forward of attention whose scores stay on the chip (Dao 2023, arXiv:2307.08691), in 16 bits. `speed`: of kernels
     written for a fast card, over those that were not."""
     wide = device.wide
+    if is_as_on_hopper:
+        wide = replace(wide, peak_flops_per_s=min(wide.peak_flops_per_s, _HOPPER_FLOPS_PER_S))
     rate = wide.peak_flops_per_s * wide.matmul_share * device.coefficients.attention_share
     return flops / (rate * (speed if device.is_fast else 1.0))

@@ -16,6 +16,7 @@ from memadvisor.cost.layouts.coefficients import HOST_OPERATOR_S, Coefficients
 from memadvisor.cost.layouts.expert_exchanges import expert_exchange_seconds, exposed_exchange_seconds
 from memadvisor.cost.layouts.expert_launches import waiting_seconds
 from memadvisor.cost.layouts.kernels import Device, cast_seconds, matmul_seconds, stream_seconds
+from memadvisor.cost.layouts.layer_streams import activation_bytes, pointwise_bytes, stream_bytes
 from memadvisor.cost.layouts.links import Group
 from memadvisor.cost.layouts.module_hooks import hooks_seconds
 from memadvisor.cost.layouts.operators import repeated_products
@@ -30,12 +31,6 @@ from memadvisor.layout import Layout, TrainingStep
 
 # A backward reads what the forward read, and the gradient that comes in, and writes one of each operand.
 _BACKWARD_STREAM = 2.0
-# Of an element of the residual stream, what eager code moves besides: copies that make tensors contiguous, casts, and the
-# sums and norms of a layer in more kernels than two. From published steps of small models, whose products hide nothing.
-_EAGER_STREAM = 24.0
-# What an activation function in separate operators moves more of an inner column, for each tensor that it keeps beyond its
-# input: gelu_new, which keeps three, reads and writes 36 bytes where one kernel does 4.
-_SEPARATE_OPERATORS = 32.0 / 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +44,19 @@ class Groups:
     lines: tuple[Group, Group, Group] | None = None  # of a grid of tensor-parallel ranks
 
 
-def layer_groups(layout: Layout, group: Callable[[int, int], Group], pipeline_crosses_nodes: bool) -> Groups:
+def layer_groups(
+    layout: Layout,
+    group: Callable[[int, int], Group],
+    pipeline_crosses_nodes: bool,
+    *,
+    whole_experts: bool = False,
+) -> Groups:
     """`group`: of so many ranks, so far apart."""
+    expert = group(layout.expert * layout.tensor, 1) if whole_experts else group(layout.expert, layout.tensor)
     return Groups(
         tensor=group(layout.tensor, 1),
         context=group(layout.context, layout.tensor),
-        expert=group(layout.expert, layout.tensor),
+        expert=expert,
         pipeline_crosses_nodes=pipeline_crosses_nodes,
         lines=None if layout.tensor_kind == "1d" else grid_lines(layout, group),
     )
@@ -175,9 +177,9 @@ def _host_calls_seconds(
     """What a layer's collectives take the host, forward or backward."""
     layout, software = step.layout, step.software
     tp = layout.tensor
-    calls = 2 * model.num_sublayers(layer) if tp > 1 else 0
+    calls = 2 * _gathering_sublayers(model, step, layer) if tp > 1 else 0
     calls += 2 if layout.context > 1 and (model.has_attention(layer) or model.has_recurrence(layer)) else 0
-    calls += 2 if layout.expert > 1 and model.has_experts(layer) else 0
+    calls += 2 if step.expert_ranks > 1 and model.has_experts(layer) else 0
     call_s = known.host_call_s + software.far_call_s * (groups.tensor.nodes - 1)
     call_s += software.call_s if tp > 1 else 0.0
     if layout.pipeline > 1 and groups.pipeline_crosses_nodes and tp > 1:
@@ -211,7 +213,7 @@ def recompute_seconds(
         return attention_seconds(model, step, layer, device)[0]
     if how == "pointwise":
         tokens = layer_tokens(model, step, layer)
-        again_s = stream_seconds(device, _pointwise_bytes(model, step, layer, tokens))
+        again_s = stream_seconds(device, pointwise_bytes(model, step, layer, tokens))
         if model.latent is not None and step.software.repeats_latent:
             shapes = [(tokens, columns / step.layout.tensor, depth) for columns, depth in _projections(model)]
             again_s += sum(matmul_seconds(device, *shape) for shape in shapes)
@@ -272,68 +274,27 @@ def _products(
         products.append((step.microbatch_tokens, columns / tp, float(hidden), 1.0))
         products.append((tokens, float(hidden), value / tp, 1.0))
     inner = 2 if model.gated_mlp else 1
-    per_column = _activation_bytes(model, step)
+    per_column = activation_bytes(model, step)
     columns = float(model.ffn) if feeds_forward else 0.0
     if model.experts is not None and model.has_experts(layer):
         experts = model.experts
         passed = tokens * experts.experts_per_token * layout.expert_imbalance
-        here = max(1.0, experts.num_experts / layout.expert)
-        products.append((passed / here, inner * experts.expert_ffn / tp, float(hidden), here))
-        products.append((passed / here, float(hidden), experts.expert_ffn / tp, here))
+        # Whole experts are fewer, and take the tokens of all ranks that would have had a part of each.
+        here, parts = max(1.0, experts.num_experts / step.expert_ranks), step.expert_tensor_ranks
+        local = passed * parts / tp
+        products.append((local / here, inner * experts.expert_ffn / parts, float(hidden), here))
+        products.append((local / here, float(hidden), experts.expert_ffn / parts, here))
         products.append((tokens, float(experts.num_experts), float(hidden), 1.0))
         columns = float(experts.shared_ffn)
-        stream_ffn = passed * experts.expert_ffn * per_column / tp + passed * hidden * 8.0
+        stream_ffn = passed * experts.expert_ffn * per_column / tp + local * hidden * 8.0
     else:
         stream_ffn = 0.0
     if columns:
         products.append((tokens, inner * columns / tp, float(hidden), 1.0))
         products.append((tokens, float(hidden), columns / tp, 1.0))
         stream_ffn += tokens * columns * per_column / tp
-    stream = _stream_bytes(model, step, layer, tokens) + stream_ffn
+    stream = stream_bytes(model, step, layer, tokens) + stream_ffn
     return products, stream * step.software.element_bytes / 2
-
-
-def _stream_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: float) -> float:
-    """What norms, sums, dropouts and rotary positions of a layer move, in elements of two bytes."""
-    layout, software, hidden = step.layout, step.software, model.hidden
-    spread, query = layout.stream_ranks, attention_columns(model)[0]
-    # Two norms (read, write), two sums of the residual stream (two reads, one write), dropouts with a mask.
-    stream = tokens * hidden * (20.0 + (10.0 if _has_dropout(model, step) else 0.0)) / spread
-    if software.reference_code or not software.fused_rotary:
-        stream += tokens * hidden * _EAGER_STREAM / spread
-    stream *= model.num_sublayers(layer) / 2
-    if model.has_attention(layer) and model.positions == 0 and model.relative_buckets == 0:
-        stream += tokens * query * 8.0 / layout.tensor  # rotary positions of queries and keys
-    if model.has_attention(layer) and model.attention_gate:
-        # Its sigmoid, and their product with attention's result.
-        stream += tokens * query * 8.0 / layout.tensor
-    return stream
-
-
-def _activation_bytes(model: Architecture, step: TrainingStep) -> float:
-    """What the activation of a feed-forward block, and its gate, read and write of one inner column."""
-    software = step.software
-    if software.reference_code:
-        separate = max(0, model.reference_code.activation_tensors - 1) * _SEPARATE_OPERATORS
-        return (10.0 if model.gated_mlp else 4.0) + separate
-    return (6.0 if software.fused_mlp else 10.0) if model.gated_mlp else 4.0
-
-
-def _has_dropout(model: Architecture, step: TrainingStep) -> bool:
-    if step.software.reference_code:
-        return model.reference_code.residual_dropout
-    return step.software.dropout
-
-
-def _pointwise_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: float) -> float:
-    """What both norms and the feed-forward's activation read and write."""
-    per_column = _activation_bytes(model, step)
-    columns = float(model.ffn) if model.has_feed_forward(layer) else 0.0
-    if model.experts is not None and model.has_experts(layer):
-        passed = model.experts.experts_per_token * step.layout.expert_imbalance
-        columns = passed * model.experts.expert_ffn + model.experts.shared_ffn
-    of_hidden = 4.0 * min(2, model.num_sublayers(layer)) * model.hidden / step.layout.stream_ranks
-    return tokens * (of_hidden + per_column * columns / step.layout.tensor) * step.software.element_bytes / 2
 
 
 def _layer_parameters(model: Architecture, step: TrainingStep, layer: int) -> float:
@@ -364,6 +325,13 @@ def weight_cast_bytes(step: TrainingStep) -> float:
     return 6.0 if software.autocast and software.lora is None else 0.0
 
 
+def _gathering_sublayers(model: Architecture, step: TrainingStep, layer: int) -> int:
+    """Blocks of a layer whose tokens tensor-parallel ranks gather: not routed experts alone that each rank has whole."""
+    found = model.num_sublayers(layer)
+    is_routed_alone = model.experts is not None and model.has_experts(layer) and not model.experts.shared_ffn
+    return found - 1 if step.software.whole_experts and is_routed_alone else found
+
+
 def _collectives(
     model: Architecture, step: TrainingStep, layer: int, tokens: float, groups: Groups, core_forward_s: float
 ) -> tuple[float, float]:
@@ -380,7 +348,7 @@ def _collectives(
             )
         else:
             pair = groups.tensor.seconds("all_reduce", activations)
-        exposed = model.num_sublayers(layer) * pair * (1.0 - step.software.tensor_overlap)
+        exposed = _gathering_sublayers(model, step, layer) * pair * (1.0 - step.software.tensor_overlap)
         forward, backward = exposed, exposed
     if layout.context > 1 and model.has_recurrence(layer):
         exchanged = recurrence_exchange_bytes(model, tokens, layout.tensor)

@@ -218,7 +218,8 @@ def _ffn_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: floa
         return tokens * model.ffn * per_column if model.has_feed_forward(layer) else 0.0
     experts = model.experts
     passed = tokens * experts.experts_per_token * step.layout.expert_imbalance
-    tokens_bytes = software.saved_input_bytes + (0.0 if software.weighs_inside else 2.0)
+    results = 4.0 if software.weighs_experts_wide else 2.0
+    tokens_bytes = software.saved_input_bytes + (0.0 if software.weighs_inside else results)
     routed = passed * (experts.expert_ffn * per_column + tokens_bytes * model.hidden)
     return (
         routed + tokens * experts.shared_ffn * per_column + 4.0 * tokens * experts.num_experts / _wide(step)
@@ -288,12 +289,32 @@ def layer_backward_bytes(model: Architecture, step: TrainingStep, layers: tuple[
     held = step.software.element_bytes * (tokens * columns + weights + gathered * tokens * model.hidden)
     if step.software.autocast:  # gradients of the 16-bit copies, and what they become in fp32
         held = 2.0 * tokens * columns + 6.0 * (weights + gathered * model.hidden * tokens)
+    held = max(held, *(_experts_backward_bytes(model, step, layer, tokens) for layer in kinds))
     if layout.recompute not in ("selective", "pointwise"):
         return held
     repeated = (
         plain_saved_bytes(model, step, layer) - layer_saved_bytes(model, step, layer) for layer in kinds
     )
     return held + max(0.0, *repeated)
+
+
+# Of an element of experts' results that are weighed in fp32: their gradient, its product with the weights, and that with the
+# results, which becomes the weights' gradient.
+_WEIGHED_WIDE = 12.0
+
+
+def _experts_backward_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: float) -> float:
+    """The same of a layer's routed experts: gradients of the gate's two products and of the tokens that came in, or of results
+    that are weighed, whichever is more."""
+    if model.experts is None or not model.has_experts(layer):
+        return 0.0
+    layout, software = step.layout, step.software
+    passed = tokens * model.experts.experts_per_token * layout.expert_imbalance / layout.tensor
+    inner = (2.0 if model.gated_mlp else 1.0) * model.experts.expert_ffn
+    held = software.element_bytes * passed * (inner + model.hidden)
+    if software.weighs_experts_wide:
+        held = max(held, _WEIGHED_WIDE * passed * model.hidden)
+    return held
 
 
 def _widest_columns(model: Architecture, layer: int, *, is_one: bool = False) -> float:

@@ -76,3 +76,13 @@ def test_a_window_as_long_as_the_sequence_is_none():
 def test_windows_of_a_mask_cost_all_the_same():
     masked = seconds_of(0, 8192, model=WINDOWED, masks_windows=True)
     assert masked == pytest.approx(seconds_of(1, 8192, model=WINDOWED))
+
+
+def test_kernels_of_ampere_s_instructions_are_no_faster_on_blackwell_than_on_hopper():
+    """prime-rl's steps of 65,536 tokens with FlashAttention 2 take as long on B200 as on H200 (benchmarks/unseen/prime_rl.csv)."""
+    hopper, blackwell = (a_pair(65_536, gpu, attention_as_on_hopper=True) for gpu in ("1xH100", "1xB200"))
+    assert blackwell == pytest.approx(hopper, rel=1e-3)
+    assert hopper == pytest.approx(a_pair(65_536, "1xH100"), rel=1e-3)
+    assert a_pair(65_536, "1xB200")[0] < 0.5 * blackwell[0]
+    older = (a_pair(65_536, "1xA100", attention_as_on_hopper=is_so) for is_so in (False, True))
+    assert next(older) == next(older)

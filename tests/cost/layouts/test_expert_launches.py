@@ -93,3 +93,46 @@ def test_how_experts_are_shared_out_is_nothing_to_a_dense_layer():
         return layer_work(model, TrainingStep(layout=layout, seq_len=64), 0, device, groups)
 
     assert dense(4) == dense(1)
+
+
+def experts_on_two_tensor_ranks(whole, shared=0):
+    """Four ranks of a node with 64 experts: two parts of 32 each, or 16 whole ones."""
+    cluster = make_cluster(4, inside=1e9)
+    device = device_of(cluster.accelerator, "bfloat16", FITTED)
+    model = replace(MODEL, experts=replace(MODEL.experts, shared_ffn=shared))
+    layout = Layout(data=2, tensor=2, expert=2, sequence_parallel=True)
+    step = TrainingStep(layout=layout, seq_len=1024, software=Software(whole_experts=whole))
+    groups = layer_groups(
+        layout, lambda size, stride: group_of(cluster, size, stride, FITTED), False, whole_experts=whole
+    )
+    return layer_work(model, step, 1, device, groups), groups, step
+
+
+def test_whole_experts_need_no_tokens_of_other_tensor_ranks():
+    """Their block neither gathers nor scatters what tensor-parallel ranks have of the stream; tokens are exchanged among all four
+    ranks in place of two (Liu et al. 2025, arXiv:2504.14960, section 3)."""
+    (parted, two, step), (whole, four, _) = (
+        experts_on_two_tensor_ranks(is_whole) for is_whole in (False, True)
+    )
+    stream = 2.0 * 1024 * MODEL.hidden
+    pair = two.tensor.seconds("all_gather", stream) + two.tensor.seconds("reduce_scatter", stream)
+    sent = stream / 2
+    exchanges = 4 * (four.expert.dispatch_seconds(sent, 2) - two.expert.dispatch_seconds(sent, 2))
+    overlap = 1.0 - step.software.tensor_overlap
+    assert whole.collective_s - parted.collective_s == pytest.approx(exchanges - 2 * pair * overlap)
+    assert (two.expert.size, four.expert.size) == (2, 4)
+
+
+def test_products_of_whole_experts_are_fewer_and_as_much_work():
+    (parted, *_), (whole, _, step) = (experts_on_two_tensor_ranks(is_whole) for is_whole in (False, True))
+    assert (step.expert_ranks, step.expert_tensor_ranks) == (4, 1)
+    assert whole.matmul_s <= parted.matmul_s
+    assert whole.stream_s < parted.stream_s  # tokens that pass are those of two ranks, not of each
+
+
+def test_experts_that_all_tokens_pass_are_parted_all_the_same():
+    (_, groups, _), (gathered, *_) = experts_on_two_tensor_ranks(True), experts_on_two_tensor_ranks(True, 256)
+    alone = experts_on_two_tensor_ranks(True)[0]
+    stream = 2.0 * 1024 * MODEL.hidden
+    pair = groups.tensor.seconds("all_gather", stream) + groups.tensor.seconds("reduce_scatter", stream)
+    assert gathered.collective_s - alone.collective_s == pytest.approx(2 * pair)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from memadvisor.architecture import Architecture, Experts
 from memadvisor.architectures.load import load_architecture
@@ -141,6 +142,41 @@ def test_results_of_experts_are_kept_for_their_weights_alone(weighs_inside):
     other = replace(step, software=Software(weighs_inside=True))
     more = layer_saved_bytes(model, step, 0) - layer_saved_bytes(model, other, 0)
     assert more == (0 if weighs_inside else S * B * 2 * 2 * H)
+
+
+def a_layer_of_experts(num_tensor=1, **traits):
+    experts = Experts(num_experts=8, experts_per_token=2, expert_ffn=H)
+    model = replace(GPT, gated_mlp=True, ffn=H // 4, experts=experts)
+    layout = Layout(micro_batch_size=B, tensor=num_tensor)
+    return model, TrainingStep(layout=layout, seq_len=S, software=Software(**traits))
+
+
+def test_what_is_weighed_in_fp32_is_kept_in_fp32():
+    """torchtitan, torchtitan/models/moe.py: (routed_output.to(float32) * top_scores).to(x.dtype); by autograd too."""
+    kept = [layer_saved_bytes(*a_layer_of_experts(weighs_wide=wide), 0) for wide in (False, True)]
+    assert kept[1] - kept[0] == S * B * 2 * 2 * H
+
+    sizes = []
+    results = torch.ones(2 * S, H, dtype=torch.bfloat16, requires_grad=True)
+    scores = torch.ones(2 * S, 1, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: sizes.append(one.nbytes), lambda one: one):
+        (results.to(torch.float32) * scores).to(torch.bfloat16)
+    assert sorted(sizes) == [4 * 2 * S, 4 * 2 * S * H]
+
+
+def test_the_backward_of_experts_has_gradients_of_all_tokens_that_pass_them():
+    """Of a token and expert those of the gate's two products and of what came in; where results are weighed in fp32 their
+    gradient, and its products with the scores and the results, each of four bytes."""
+    routed = 2 * S * B
+    assert layer_backward_bytes(*a_layer_of_experts(), (0,)) == 2 * routed * (2 * H + H)
+    assert layer_backward_bytes(*a_layer_of_experts(weighs_wide=True), (0,)) == 12 * routed * H
+    inside = {"weighs_wide": True, "weighs_inside": True}
+    assert layer_backward_bytes(*a_layer_of_experts(**inside), (0,)) == 2 * routed * (2 * H + H)
+
+
+def test_hugging_face_s_classes_weigh_experts_in_two_bytes():
+    assert not Software(weighs_wide=True, reference_code=True).weighs_experts_wide
+    assert find_preset("torchtitan").software.weighs_experts_wide
 
 
 def test_deepseek_s_own_training_keeps_a_token_s_ranks_and_what_experts_were_given():
