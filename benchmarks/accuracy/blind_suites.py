@@ -64,7 +64,7 @@ SUITES = (
         name="nemo_launcher_a100",
         source="NVIDIA NeMo Framework Launcher (github.com/NVIDIA/NeMo-Framework-Launcher, README.md, section 7, of containers of 2022 and 2023)",
         note="GPT 5B and 175B, T5 and mT5 3B, BERT 4B, 20B and 100B on 8 to 1,024 A100 of DGX SuperPODs. Shapes, batches, degrees and what is recomputed are those of its configurations; a batch is "
-        "taken to be the same on any number of nodes. BERT's steps by its data loader of 2023 (LDDL) are those without tokens a second; T5's and BERT's attention is in memory.",
+        "taken to be the same on any number of nodes. BERT's steps by its data loader of 2023 (LDDL) are those without tokens a second; Attention is in memory but for GPT 175B's, whose configuration alone has Transformer Engine; that of GPT 5B was taken to be fused, and gradients of T5 and BERT to be reduced under the backward, which their configurations do not have, blind.",
         seconds=_of_batches,
     ),
     Published(

@@ -30,7 +30,7 @@ def _t5_code(*, is_gated: bool, drops: bool = True) -> ReferenceCode:
     )
 
 
-def _t5(name: str, stack: int, hidden: int, heads: tuple[int, int], ffn: int, *, gated: bool = False) -> Architecture:  # fmt: skip
+def _t5(name: str, stack: int, hidden: int, heads: tuple[int, int], ffn: int, *, gated: bool = False, vocab: int = 32128) -> Architecture:  # fmt: skip
     """`stack`: layers of the encoder, and of the decoder. `heads`: their number and width. 1.1 is gated."""
     return Architecture(
         name=name,
@@ -41,7 +41,7 @@ def _t5(name: str, stack: int, hidden: int, heads: tuple[int, int], ffn: int, *,
         n_kv_heads=heads[0],
         head_dim=heads[1],
         ffn=ffn,
-        vocab=32128,
+        vocab=vocab,
         tied_embeddings=not gated,
         gated_mlp=gated,
         relative_buckets=32,
@@ -72,6 +72,13 @@ def _bart(name: str, layers: tuple[int, int], hidden: int, heads: int, ffn: int,
     )
 
 
+_MT5 = {
+    "small": (8, 512, (6, 64), 1024),
+    "base": (12, 768, (12, 64), 2048),
+    "large": (24, 1024, (16, 64), 2816),
+    "xl": (24, 2048, (32, 64), 5120),
+    "xxl": (24, 4096, (64, 64), 10240),
+}
 ENCODER_DECODERS = (
     _t5("t5-small", 6, 512, (8, 64), 2048),
     _t5("t5-base", 12, 768, (12, 64), 3072),
@@ -83,6 +90,10 @@ ENCODER_DECODERS = (
     _t5("flan-t5-large", 24, 1024, (16, 64), 2816, gated=True),
     _t5("flan-t5-xl", 24, 2048, (32, 64), 5120, gated=True),
     _t5("flan-t5-xxl", 24, 4096, (64, 64), 10240, gated=True),
+    # arXiv:2010.11934; https://huggingface.co/google/mt5-xxl and its sisters, config.json.
+    *(_t5(f"mt5-{size}", *shape, gated=True, vocab=250112) for size, shape in _MT5.items()),
+    # arXiv:2205.05131; https://huggingface.co/google/flan-ul2, config.json.
+    _t5("flan-ul2", 32, 4096, (16, 256), 16384, gated=True),
     _bart("bart-base", (6, 6), 768, 12, 3072, 50265, 1026, kind="bart"),
     _bart("bart-large", (12, 12), 1024, 16, 4096, 50265, 1026, kind="bart"),
     _bart("mbart-large-cc25", (12, 12), 1024, 16, 4096, 250027, 1026, kind="mbart"),

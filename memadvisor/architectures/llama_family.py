@@ -163,6 +163,8 @@ _QWEN3 = (
     _qwen3("qwen3-14b", 40, 5120, (40, 8), 17408, False),
     _qwen3("qwen3-32b", 64, 5120, (64, 8), 25600, False),
     _qwen3("qwen3-30b-a3b", 48, 2048, (32, 4), 6144, False, experts=_sparse(128, 8, 768)),
+    # https://huggingface.co/Qwen/Qwen3-Coder-480B-A35B-Instruct, config.json.
+    _qwen3("qwen3-coder-480b-a35b", 62, 6144, (96, 8), 8192, False, experts=_sparse(160, 8, 2560)),
     _qwen3("qwen3-235b-a22b", 94, 4096, (64, 4), 12288, False, experts=_sparse(128, 8, 1536)),
 )
 # arXiv:2403.08295, table 1; arXiv:2408.00118, table 1; arXiv:2503.19786, table 1 (the language models alone).
@@ -284,6 +286,9 @@ _OTHER = (
     # arXiv:2501.00656, table 3: norms over all queries and all keys.
     _llama("olmo2-7b", 32, 4096, (32, 32), 11008, 100352, qk_norm=8192),
     _llama("olmo2-13b", 40, 5120, (40, 40), 13824, 100352, qk_norm=10240),
+    # https://huggingface.co/allenai/Olmo-3-1025-7B and Olmo-3-1125-32B, config.json: three layers in four see 4,096 tokens.
+    _llama("olmo3-7b", 32, 4096, (32, 32), 11008, 100278, qk_norm=8192, window=4096, full_every=4),
+    _llama("olmo3-32b", 64, 5120, (40, 8), 27648, 100278, qk_norm=6144, window=4096, full_every=4),
     # arXiv:2409.02060; transformers' OlmoeConfig, with experts of 1024.
     _llama("olmoe-1b-7b", 16, 2048, (16, 16), 1024, 50304, qk_norm=4096, experts=_sparse(64, 8, 1024)),
     # https://huggingface.co/tiiuae/Falcon3-7B-Base, config.json.

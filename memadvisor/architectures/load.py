@@ -105,9 +105,28 @@ _ALSO = {
     "olmoe-1b-7b-0125": "olmoe-1b-7b",
     "olmo2-1124-7b": "olmo2-7b",
     "olmo2-1124-13b": "olmo2-13b",
+    "olmo3-1025-7b": "olmo3-7b",
+    "olmo3-1125-32b": "olmo3-32b",
+    "olmo3.1-32b": "olmo3-32b",
+    "intellect-3": "glm-4.5-air",
+    "glm-4.6": "glm-4.5",
+    "qwen3-coder-480b": "qwen3-coder-480b-a35b",
+    "mistral-small-3.1-24b": "mistral-small-24b",
+    "mistral-small-3.2-24b": "mistral-small-24b",
+    "internlm2.5-7b": "internlm2-7b",
+    "internlm2.5-20b": "internlm2-20b",
+    "internlm2-5-7b": "internlm2-7b",
+    "internlm2-5-20b": "internlm2-20b",
+    "t0-3b": "flan-t5-xl",
+    "t0": "flan-t5-xxl",
+    "t0pp": "flan-t5-xxl",
+    **{f"t5-v1-1-{size}": f"flan-t5-{size}" for size in ("small", "base", "large", "xl", "xxl")},
+    **{f"t5-v1.1-{size}": f"flan-t5-{size}" for size in ("small", "base", "large", "xl", "xxl")},
+    "ul2": "flan-ul2",
+    **{f"mt0-{size}": f"mt5-{size}" for size in ("small", "base", "large", "xl", "xxl")},
 }
 _SUFFIXES = re.compile(
-    r"(-(hf|base|instruct|thinking|2[3-9](0[1-9]|1[0-2])|chat|it|v0\.[0-9]|4k|8k|128k|deduped|preview|dense))+$"
+    r"(-(hf|base|instruct|thinking|think|sft|2[3-9](0[1-9]|1[0-2])|chat|it|v0\.[0-9]|4k|8k|128k|deduped|preview|dense))+$"
 )
 
 _SIZE_BEHIND = re.compile(

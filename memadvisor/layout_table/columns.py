@@ -111,6 +111,8 @@ CODE = (
     _column("fp8", "use_fp8 float8 use_float8 fp8_format fp8_recipe", "that the precision is fp8: true", "not used"),
     _column("reduce_dtype", "grad_reduce_dtype reduce_precision gradient_reduce_dtype", "dtype that gradients are reduced in: bf16, fp16, fp32", "the trainer's own"),
     _column("no_sync", "defer_reduction", "gradients of a step's microbatches stay whole on each rank, and are reduced with the last (FSDP's no_sync; what Accelerate does)", "false"),
+    _column("overlap_reduce", "overlap_grad_reduce overlap_grad_sync overlap_reduction overlap_comm", "gradients are reduced under the backward (Megatron's --overlap-grad-reduce, DeepSpeed's overlap_comm)", "the trainer's own"),
+    _column("overlap_gather", "overlap_param_gather overlap_param_sync", "parameters are gathered under the forward (Megatron's --overlap-param-gather)", "the trainer's own"),
     _column("tensor_overlap", "tp_comm_overlap async_tp async_tensor_parallel", "share of tensor parallelism's collectives that goes on under products, 0 to 1; true is 0.5", "the trainer's own"),
     _column("expert_overlap", "moe_a2a_overlap overlap_moe_expert_parallel_comm", "exchanges of experts go on under another microbatch's layers", "false"),
     _column("pad_experts", "moe_pad_expert_input_to_capacity pad_expert_input padded_experts drop_and_pad", "each expert gets its capacity of tokens, padded where it has fewer: the host need not wait for their number", "false"),

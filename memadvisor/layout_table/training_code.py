@@ -165,8 +165,19 @@ def _dtype_bytes(cells: Cells, column: str) -> int | None:
     return size
 
 
+def _beside_computation(cells: Cells, software: Software) -> Software:
+    """The same code where it is said what of its collectives runs beside computation."""
+    reduce, gather = cells.text("overlap_reduce"), cells.text("overlap_gather")
+    if reduce is not None:
+        software = dataclasses.replace(software, overlap_reduce=bool(cells.flag("overlap_reduce")))
+    if gather is not None:
+        software = dataclasses.replace(software, overlap_gather=bool(cells.flag("overlap_gather")))
+    return software
+
+
 def _collectives(cells: Cells, software: Software) -> Software:
     """The same code where its collectives are said to be otherwise."""
+    software = _beside_computation(cells, software)
     size, deferred, overlap = (
         _dtype_bytes(cells, "reduce_dtype"), cells.flag("no_sync"), cells.text("tensor_overlap")
     )  # fmt: skip

@@ -15,6 +15,11 @@ EXACT = {
     "flan-t5-large": 783_150_080,
     "flan-t5-xl": 2_849_757_184,
     "flan-t5-xxl": 11_135_332_352,
+    "mt5-small": 300_176_768,
+    "mt5-base": 582_401_280,
+    "mt5-large": 1_229_581_312,
+    "mt5-xl": 3_742_619_648,
+    "mt5-xxl": 12_921_057_280,
     "bart-base": 139_420_416,
     "bart-large": 406_291_456,
     "mbart-large-cc25": 610_851_840,
@@ -158,6 +163,10 @@ ROUNDED = {
     "baichuan2-7b": 7.5,
     "baichuan2-13b": 13.9,
     "chatglm3-6b": 6.2,
+    "olmo3-7b": 7.3,
+    "olmo3-32b": 32.2,
+    "flan-ul2": 19.5,
+    "qwen3-coder-480b-a35b": 480.0,
     "olmo-1b": 1.18,
     "olmo-7b": 6.9,
     "glm-4.5": 355.0,
@@ -172,6 +181,6 @@ ROUNDED = {
     "bamba-9b": 9.8,
 }
 # Parameters that one token meets, in 10**9, as the papers print them.
-ACTIVE = {"dbrx": 36.0, "olmoe-1b-7b": 1.3, "llama4-scout": 17.0, "llama4-maverick": 17.0, "mixtral-8x7b": 12.9, "mixtral-8x22b": 39.0, "qwen3-30b-a3b": 3.3, "qwen3-235b-a22b": 22.0, "qwen2-57b-a14b": 14.2,
+ACTIVE = {"dbrx": 36.0, "qwen3-coder-480b-a35b": 35.0, "olmoe-1b-7b": 1.3, "llama4-scout": 17.0, "llama4-maverick": 17.0, "mixtral-8x7b": 12.9, "mixtral-8x22b": 39.0, "qwen3-30b-a3b": 3.3, "qwen3-235b-a22b": 22.0, "qwen2-57b-a14b": 14.2,
           "qwen1.5-moe-a2.7b": 2.7, "deepseek-v2": 21.0, "deepseek-v2-lite": 2.4, "deepseek-v3": 37.0, "glm-4.5": 32.0, "glm-4.5-air": 12.0, "minimax-m2": 10.0,
           "jamba-v0.1": 12.0, "nemotron-3-nano-30b-a3b": 3.6, "qwen3-next-80b-a3b": 3.3, "qwen3.5-35b-a3b": 3.0}  # fmt: skip

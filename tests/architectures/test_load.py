@@ -76,6 +76,14 @@ def test_heads_fill_what_they_should_and_no_two_models_share_a_name():
         ("Phi-2 2.7B", "phi-2"),
         ("allenai/OLMoE-1B-7B-0924-Instruct", "olmoe-1b-7b"),
         ("moonshotai/Moonlight-16B-A3B-Instruct", "moonlight-16b-a3b"),
+        ("allenai/Olmo-3-1025-7B", "olmo3-7b"),
+        ("allenai/Olmo-3-32B-Think", "olmo3-32b"),
+        ("PrimeIntellect/INTELLECT-3", "glm-4.5-air"),
+        ("bigscience/T0_3B", "flan-t5-xl"),
+        ("bigscience/mt0-xxl", "mt5-xxl"),
+        ("google/t5-v1_1-xl", "flan-t5-xl"),
+        ("Qwen/Qwen3-Coder-480B-A35B-Instruct", "qwen3-coder-480b-a35b"),
+        ("mistralai/Mistral-Small-3.2-24B-Instruct-2506", "mistral-small-24b"),
     ],
 )
 def test_spellings(spelling, name):

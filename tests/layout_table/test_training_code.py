@@ -195,3 +195,15 @@ def test_a_class_of_hugging_face_has_windows_as_masks_but_with_flash_attention()
     masked = [case_of(framework="TRL", **row).step.software.masks_windows for row in rows]
     assert masked == [True, True, False]
     assert not case_of(framework="megatron-core").step.software.masks_windows
+
+
+def test_what_goes_on_under_computation_may_be_said():
+    """Megatron's --overlap-grad-reduce and --overlap-param-gather, DeepSpeed's overlap_comm."""
+    plain = case_of(framework="NeMo").step.software
+    assert (plain.overlap_reduce, plain.overlap_gather) == (True, True)
+    said = case_of(framework="NeMo", overlap_grad_reduce="False", overlap_param_gather="no").step.software
+    assert (said.overlap_reduce, said.overlap_gather) == (False, False)
+    assert not case_of(framework="DeepSpeed", overlap_comm="false").step.software.overlap_reduce
+    old = case_of(framework="Megatron-LM v2.5", overlap_grad_reduce="true").step.software
+    assert old.overlap_reduce and not old.overlap_gather
+    assert read_one(overlap_grad_reduce="sometimes").error is not None
