@@ -132,11 +132,12 @@ MEGATRON_2021 = Preset(
         gradient_bytes=2,
         reduce_bytes=2,
         loss_in_place=True,
+        split_loss=True,
     ),
     meaning="Megatron-LM before FlashAttention: scores in memory, dropout, gradients that are summed and reduced in fp16 "
     "after the backward (of bf16 in fp32); 16 B a parameter",
     source="arXiv:2104.04473; arXiv:2205.05198, section 4 (activations) and 6.3 (reduction not overlapped); "
-    "megatron/arguments.py (accumulate_allreduce_grads_in_fp32 is bf16's alone)",
+    "megatron/arguments.py (accumulate_allreduce_grads_in_fp32 is bf16's alone); megatron/mpu/cross_entropy.py",
     names=("megatron", "megatron-lm", "megatron-2021", "flagscale"),
     sequence_parallel=False,
 )

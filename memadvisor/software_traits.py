@@ -111,6 +111,8 @@ class Software:
     updates_lists: bool = False
     # The cross entropy's softmax takes the place of the fp32 copy of the logits.
     loss_in_place: bool = False
+    # Each part of the cross entropy is an operator of its own, as in Megatron's function over parts of the vocabulary.
+    split_loss: bool = False
     # Of a logit as a cross entropy of separate kernels takes it: 4 where logits are cast to fp32 for it, 2 where it
     # takes those of two bytes as they are.
     loss_bytes: int = 4

@@ -9,11 +9,11 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks.accuracy.page import SWEEP
-from benchmarks.accuracy.tables import TABLES
+from benchmarks.accuracy.tables import TABLES, published_rows
 from memadvisor.cost.layouts.estimate import estimate_step
 from memadvisor.cost.pipelines.automatic import AUTOMATIC
 from memadvisor.errors import UsageError
-from memadvisor.layout_table.read import LayoutCase, read_layout_table
+from memadvisor.layout_table.read import LayoutCase
 
 UNEXPLAINED = 512
 _NEARLY_FULL_BYTES = 0.9 * 80e9
@@ -39,8 +39,7 @@ def measured_rows(directory: Path) -> list[Measured]:
     they failed; benchmarks/fit_layouts.py says which times are left out."""
     found = []
     for published in TABLES:
-        path = directory / f"{published.name}.csv"
-        table = pd.read_csv(path)
+        table = pd.read_csv(directory / f"{published.name}.csv")
         seconds = published.seconds(table)
         if published.name == SWEEP:
             seconds = seconds.where(table.n_gpus < UNEXPLAINED)
@@ -51,7 +50,7 @@ def measured_rows(directory: Path) -> list[Measured]:
         failed = table.status.ne("ok") if published.name == SWEEP else pd.Series(False, index=table.index)
         idle = table.mfu_pct < _BUSY_MFU_PCT if published.name == SWEEP else failed
         models = table.model if "model" in table else table.hidden
-        for place, row in enumerate(read_layout_table(path).rows):
+        for place, row in enumerate(published_rows(directory, published)):
             second, peak = float(seconds.iloc[place]), float(peaks.iloc[place])
             nothing = math.isnan(second) and math.isnan(peak) and not failed.iloc[place]
             if row.case is None or row.case.micro_batch_is_open or nothing:

@@ -7,15 +7,16 @@ cp micro_batch_size global_batch_seqs recompute`), the table's own columns that 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import csv
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
 
 from benchmarks.accuracy.scores import null_bytes, null_seconds
 from memadvisor.cost.layouts.estimate import StepEstimate
-from memadvisor.layout_table.read import LayoutCase, read_layout_table
+from memadvisor.layout_table.read import LayoutCase, LayoutRow, read_layout_table, read_table
 from memadvisor.planning.predict_layouts import RowPrediction, predict_row
 
 
@@ -23,6 +24,7 @@ from memadvisor.planning.predict_layouts import RowPrediction, predict_row
 class Published:
     """A table of measured steps. `seconds`, `num_bytes`: what was measured, from the table's own columns; None where it
     was not. `memory`: the predicted figure that its authors' counter means. `time_target`, `memory_target`: MAPE to reach.
+    `beside`: columns of all rows that the table lacks and its authors' own scripts have.
     """
 
     name: str
@@ -34,6 +36,18 @@ class Published:
     time_target: float | None = None
     memory_target: float | None = None
     group: str = "model"
+    beside: Mapping[str, str] = field(default_factory=dict)
+
+
+def published_rows(directory: Path, published: Published) -> list[LayoutRow]:
+    """The rows of its file, with what is known beside it."""
+    path = directory / f"{published.name}.csv"
+    beside = published.beside
+    if not beside:
+        return read_layout_table(path).rows
+    with path.open(encoding="utf-8", newline="") as file:
+        header, *lines = csv.reader(file)
+    return read_table([[*header, *beside], *([*line, *beside.values()] for line in lines)], str(path)).rows
 
 
 def _none(table: pd.DataFrame) -> pd.Series:
@@ -92,13 +106,16 @@ TABLES = (
         name="pipeline_schedules",
         source="Qi et al. 2023 (arXiv:2401.10241), tables 3, 4 and 5",
         note="1F1B, interleaved 1F1B, ZB-1p and ZB-2p on 8 to 32 A100; memory is in whole GB; bubble shares are the authors', "
-        "computed from profiled times. ZB-H1 and ZB-H2 have a bubble share alone.",
+        "computed from profiled times. ZB-H1 and ZB-H2 have a bubble share alone. The vocabulary, which is not given, is the 32,004 "
+        "words (padded) of the tokenizer in the authors' scripts (github.com/sail-sg/zero-bubble-pipeline-parallelism): the sizes in "
+        "the models' names leave 24,000 to 33,000, and GPT-2's words would make them 6.3B, 14.7B and 28.4B.",
         seconds=_pipeline_seconds,
         num_bytes=lambda table: table.memory_gb * 1e9,
         memory=lambda estimate: estimate.worst.allocated_bytes,
         time_target=0.10,
         memory_target=0.05,
         group="schedule",
+        beside={"vocab": "32128"},
     ),
     Published(
         name="offload_ratio_memory",
@@ -120,9 +137,8 @@ _AS_PUBLISHED = ("model", "n_gpus", "seq_len", "dp", "pp", "global_batch_seqs", 
 
 def score_table(directory: Path, published: Published) -> pd.DataFrame:
     """Read, predict, and lay both side by side."""
-    path = directory / f"{published.name}.csv"
-    table = pd.read_csv(path)
-    rows = read_layout_table(path).rows
+    table = pd.read_csv(directory / f"{published.name}.csv")
+    rows = published_rows(directory, published)
     predictions = [predict_row(row) for row in rows]
     frame = pd.DataFrame([_predicted(each, published) for each in predictions])
     shapes = pd.DataFrame([_shape(row.case, each) for row, each in zip(rows, predictions, strict=True)])

@@ -12,6 +12,11 @@ from memadvisor.layout import TrainingStep
 _LOGIT_FORWARD, _LOGIT_BACKWARD = 14.0, 14.0
 # Without a cast, all in two bytes: (2+2) + (2 + 2+2+2).
 _NARROW_LOGIT_FORWARD, _NARROW_LOGIT_BACKWARD = 4.0, 8.0
+# By Megatron's own function, an operator for each part of it (mpu/cross_entropy.py): in its dtype of four bytes the greatest
+# logit (4), taken off (4+4), exponentials (4+4), their sum (4), division by it (4+4), and the gradient (4+4); and the casts.
+_SPLIT_LOGIT_FORWARD, _SPLIT_LOGIT_BACKWARD = 38.0, 14.0
+# The same without casts, in two bytes.
+_NARROW_SPLIT_FORWARD, _NARROW_SPLIT_BACKWARD = 16.0, 4.0
 # In one kernel, which makes the gradient at once: read and written in two bytes, read again by the products.
 _FUSED_LOGIT_FORWARD, _FUSED_LOGIT_BACKWARD = 6.0, 0.0
 
@@ -39,6 +44,20 @@ def _is_trained(step: TrainingStep) -> bool:
     return step.software.lora is None or step.software.lora.trains_ends
 
 
+def _logit_bytes(step: TrainingStep) -> tuple[float, float]:
+    """What the loss reads and writes of one logit, forward and backward, where an element of an activation has two bytes."""
+    software = step.software
+    if software.fused_loss or software.linear_loss:
+        return _FUSED_LOGIT_FORWARD, _FUSED_LOGIT_BACKWARD
+    if software.loss_bytes == 2 or software.element_bytes > 2:  # nothing is cast
+        if software.split_loss:
+            return _NARROW_SPLIT_FORWARD, _NARROW_SPLIT_BACKWARD
+        return _NARROW_LOGIT_FORWARD, _NARROW_LOGIT_BACKWARD
+    if software.split_loss:
+        return _SPLIT_LOGIT_FORWARD, _SPLIT_LOGIT_BACKWARD
+    return _LOGIT_FORWARD, _LOGIT_BACKWARD
+
+
 def head_work(model: Architecture, step: TrainingStep, device: Device, groups: Groups) -> Work:
     """The last norm, the logits and their cross entropy; the vocabulary is split over the tensor-parallel ranks. It stays in
     16 bits where other products have fewer.
@@ -49,14 +68,8 @@ def head_work(model: Architecture, step: TrainingStep, device: Device, groups: G
     whole = (tokens, float(model.vocab), float(model.hidden), 1.0)
     matmul = matmul_seconds(device, tokens, model.vocab / tp, model.hidden)
     logits = tokens * model.vocab / (tp if step.software.loss_parallel else 1)
-    per_forward, per_backward = _LOGIT_FORWARD, _LOGIT_BACKWARD
-    if step.software.loss_bytes == 2:
-        per_forward, per_backward = _NARROW_LOGIT_FORWARD, _NARROW_LOGIT_BACKWARD
-    if step.software.fused_loss or step.software.linear_loss:
-        per_forward, per_backward = _FUSED_LOGIT_FORWARD, _FUSED_LOGIT_BACKWARD
     wide = step.software.element_bytes / 2
-    if wide > 1 and not (step.software.fused_loss or step.software.linear_loss):  # nothing is cast
-        per_forward, per_backward = _NARROW_LOGIT_FORWARD, _NARROW_LOGIT_BACKWARD
+    per_forward, per_backward = _logit_bytes(step)
     forward_stream = stream_seconds(device, logits * per_forward * wide)
     backward_stream = stream_seconds(device, logits * per_backward * wide)
     parameters = model.head_parameters() / layout.weight_ranks

@@ -28,7 +28,7 @@ AT_MOST = {
     "tinyllama_a100": (0.12, None),
     "internevo_a100": (0.15, 0.35),
     "dlperf_v100": (0.15, 0.25),
-    "pythia_a100": (0.3, None),
+    "pythia_a100": (0.22, None),
     "papers_one_layout": (0.3, None),
     "rtx4090_megatron": (0.15, 0.3),
     "torchao_float8": (0.35, 0.3),
