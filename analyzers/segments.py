@@ -79,6 +79,7 @@ class RecordedStep:
         fused_updates: bool = False,
         optimizer_rates: Sequence[OptimizerRate] = (),
         chunked_loss: ChunkedLoss | None = None,
+        autocast: str | None = None,
     ) -> None:
         traced, rank, step = _traced_ranks(run, of_rank)
         rank = with_nested_backwards(with_passes_apart(rank) if rank.pipeline_stages else rank)

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from memadvisor import __version__
-from memadvisor.api_arguments import chunked_loss_of, of_kind, path_of, whole, whole_or_none
+from memadvisor.api_arguments import autocast_of, chunked_loss_of, of_kind, path_of, whole, whole_or_none
 from memadvisor.cli.measuring import measure_engines
 from memadvisor.compression import UNCOMPRESSED, Compression
 from memadvisor.errors import UsageError
@@ -174,6 +174,7 @@ def advise(
     optimizer_bits: int | None = None,
     fused_updates: bool = False,
     chunked_loss: int | str | None = None,
+    autocast: str | None = None,
     policy: str | None = None,
     learn: Run | str | Path | list[Run | str | Path] | tuple[Run | str | Path, ...] = (),
     near_ranks: int | None = None,
@@ -182,7 +183,7 @@ def advise(
     """Rank the plans for a memory budget a rank (`"24GiB"`, `"60%"` of the run's own peak, or bytes).
 
     `gpus`: ranks, by default those of the run. `hardware`: a device's name, or what `memadvisor calibrate` wrote. `learn`:
-    runs of plans that correct predicted times. `chunked_loss`: "auto", or rows of a chunk. `micro_batch`: samples of each, more than were recorded. The best plan is
+    runs of plans that correct predicted times. `chunked_loss`: "auto", or rows of a chunk. `autocast`: "bf16". `micro_batch`: samples of each, more than were recorded. The best plan is
     `.plans[0].plan`. Raises MemadvisorError.
     """
     from memadvisor.planning.advise import advise as plan_advice
@@ -207,6 +208,7 @@ def advise(
         optimizer_bits=whole_or_none(optimizer_bits, "optimizer_bits", least=1),
         fused_updates=of_kind(fused_updates, bool, "fused_updates", "give True or False."),
         chunked_loss=chunked_loss_of(chunked_loss),
+        autocast=autocast_of(autocast),
         policy=policy,
         learn_from=[_run_of(each, "learn") for each in runs],
         near_ranks=whole_or_none(near_ranks, "near_ranks", least=2),

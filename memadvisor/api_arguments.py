@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, TypeVar
 
+from memadvisor.autocast import wrong_autocast
 from memadvisor.chunked_loss import ChunkedLoss
 from memadvisor.errors import UsageError
 
@@ -48,6 +49,13 @@ def chunked_loss_of(value: Any) -> ChunkedLoss | None:
             f"chunked_loss is {_shown(value)}.", hint='give "auto", or a whole number from 1 on.'
         )
     return ChunkedLoss(rows=whole(value, "chunked_loss", least=1))
+
+
+def autocast_of(value: Any) -> str | None:
+    if value is None or (isinstance(value, str) and not wrong_autocast(value)):
+        return value
+    wrong = wrong_autocast(value) if isinstance(value, str) else f"{_shown(value)} is not done; use bf16"
+    raise UsageError(f"autocast is {_shown(value)}.", hint=f"{wrong}.")
 
 
 def of_kind(value: Any, kind: type[_T], name: str, hint: str) -> _T:

@@ -155,6 +155,7 @@ class Plan:
     `fused_updates`: torch's own optimizers that have a fused update run it (fused_updates.py). Rounded otherwise.
     `chunked_loss`: the layer before the loss, and the loss, are done for some rows at a time (chunked_loss.py). Rounded
     otherwise. None: they are as they are.
+    `autocast`: "bf16", where forwards run under torch.autocast to bfloat16 (autocast.py). Lossy. None: as the script has it.
     `models`: of a script with several models, those that the plan is about, in the order in which the script first calls
     them with gradients: `units` are of these, and all others are left alone. Empty: the script has one model.
     `ranks`: of a pipeline whose ranks have models of their own, or of ranks that split layers (which all do the same), what
@@ -200,6 +201,7 @@ class Plan:
     delayed_update: bool = False
     fused_updates: bool = False
     chunked_loss: ChunkedLoss | None = None
+    autocast: str | None = None
     models: tuple[PlannedModel, ...] = ()
     ranks: tuple[RankPlan, ...] = ()
     ranks_alike: bool = False

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from memadvisor.activation_bits import BITS
+from memadvisor.autocast import check_autocast_of
 from memadvisor.chunked_loss import check_chunked_loss
 from memadvisor.coded_states import check_optimizer_bits
 from memadvisor.compression import check_compression
@@ -37,6 +38,7 @@ def check_plan(plan: Plan, source: str) -> None:
     _check_choices(plan, source)
     stages = {plan.zero_stage, *(unit.zero_stage for unit in plan.units)}
     _check_values(plan, stages, source)
+    check_autocast_of(plan, source)
     _check_ranks(plan, source)
     _check_sums(plan, stages, source)
     _check_executor(plan, stages, source)
@@ -376,6 +378,7 @@ def beside_fsdp2(plan: Plan) -> dict[str, bool]:
         "another precision": plan.precision.is_lossy or plan.precision.has_masters,
         "compressed messages": plan.compression.is_lossy,
         "local SGD": plan.local_sgd is not None,
+        "autocast": plan.autocast is not None,
         "groups of ranks that share": plan.group_ranks != plan.num_ranks,
         "second copies of shards": plan.secondary_ranks is not None,
         "updates in the backward": plan.update_in_backward,

@@ -110,6 +110,7 @@ def _plan_from_json(value: JsonField, source: str) -> Plan:
         delayed_update=value.get("delayed_update", False).typed(bool),
         fused_updates=value.get("fused_updates", False).typed(bool),
         chunked_loss=value.get("chunked_loss").maybe(_chunked_loss_from_json),
+        autocast=value.get("autocast").typed(str, optional=True),
         models=tuple(_model_from_json(model) for model in value.get("models", ())),
         ranks=tuple(_rank_from_json(rank) for rank in value.get("ranks", ())),
         ranks_alike=value.get("ranks_alike", False).typed(bool),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from memadvisor.autocast import autocast_text
 from memadvisor.compression import compression_text
 from memadvisor.errors import PlanError
 from memadvisor.local_sgd import local_sgd_text
@@ -20,6 +21,7 @@ def options_text(plan: Plan) -> str:
     return (
         (f", shards in groups of {plan.group_ranks}" if plan.group_ranks < plan.num_ranks else "")
         + precision_text(plan.precision)
+        + autocast_text(plan.autocast)
         + compression_text(plan.compression)
         + local_sgd_text(plan.local_sgd)
         + (f", {plan.elsewhere}" if plan.elsewhere else "")

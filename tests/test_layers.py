@@ -18,6 +18,7 @@ DATA = (
     "memadvisor.coded_states",
     "memadvisor.fused_updates",
     "memadvisor.chunked_loss",
+    "memadvisor.autocast",
     "memadvisor.precision",
     "memadvisor.architecture",
     "memadvisor.architectures",

@@ -200,6 +200,7 @@ def split_command(words: Sequence[str]) -> tuple[list[str], Target | None]:
         "--offload-parameters",
         "--optimizer-bits",
         "--chunked-loss",
+        "--autocast",
         "--offload-activations",
         "--offload-units",
         "--compress-activations",

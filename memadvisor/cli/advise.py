@@ -17,6 +17,7 @@ from memadvisor.cli.advise_json import advice_to_json
 from memadvisor.cli.apply_command import apply_command
 from memadvisor.cli.compression import add_compression_options, compression_of, local_sgd_of
 from memadvisor.cli.precision import (
+    add_autocast,
     add_chunked_loss,
     add_fused_updates,
     add_optimizer_bits,
@@ -89,6 +90,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="N ranks that follow each other are of one node: offer second copies among them (hpZ)",
     )
     add_precision_options(parser)
+    add_autocast(parser)
     add_optimizer_bits(parser)
     add_fused_updates(parser)
     add_chunked_loss(parser)
@@ -135,6 +137,7 @@ def run(arguments: argparse.Namespace) -> int:
         optimizer_bits=arguments.optimizer_bits,
         fused_updates=bool(arguments.fused_updates),
         chunked_loss=arguments.chunked_loss,
+        autocast=arguments.autocast,
         policy=arguments.policy,
         learn_from=[load_run(path) for path in arguments.learn],
         near_ranks=arguments.near_ranks,

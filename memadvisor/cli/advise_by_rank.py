@@ -31,7 +31,7 @@ OTHERS = (
 
 def others_given(arguments: argparse.Namespace, others: Sequence[str] = (*OTHERS, "hardware")) -> list[str]:
     """Options that are for other plans."""
-    others = (*others, "optimizer_bits", "fused_updates", "chunked_loss", "local_sgd", *FLAGS)
+    others = (*others, "optimizer_bits", "fused_updates", "chunked_loss", "autocast", "local_sgd", *FLAGS)
     given = [f"--{name.replace('_', '-')}" for name in others if getattr(arguments, name, None) is not None]
     return given + ["--learn"] * bool(arguments.learn)
 

@@ -75,6 +75,7 @@ def _plan_to_json(order: int | None, ranked: RankedPlan) -> dict[str, Any]:
         "update_in_backward": plan.update_in_backward,
         "fused_updates": plan.fused_updates,
         "chunked_loss": None if plan.chunked_loss is None else dataclasses.asdict(plan.chunked_loss),
+        "autocast": plan.autocast,
         "secondary_ranks": plan.secondary_ranks,
         "executor": plan.executor,
         "units": [dataclasses.asdict(unit) for unit in plan.units],

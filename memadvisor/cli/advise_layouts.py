@@ -28,7 +28,10 @@ from memadvisor.run.store import load_run
 from memadvisor.units import counted, format_bytes, format_seconds, parse_bytes
 
 # Options of `advise` that are of plans for the ranks that ran.
-_OF_PLANS = ("policy", "learn", "all_reduce_top", "all_reduce_rank", "local_sgd", "near_ranks")
+_OF_PLANS = (
+    *("policy", "learn", "all_reduce_top", "all_reduce_rank", "local_sgd", "near_ranks"),
+    *("fused_updates", "chunked_loss", "autocast"),
+)
 
 
 def run_layouts(arguments: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from memadvisor.autocast import wrong_autocast
 from memadvisor.chunked_loss import ChunkedLoss
 from memadvisor.precision import Precision
 
@@ -46,6 +47,21 @@ def add_fused_updates(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="torch's Adam, AdamW and SGD update in one kernel, without temporaries (rounded otherwise)",
     )
+
+
+def add_autocast(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--autocast",
+        type=_autocast,
+        metavar="bf16",
+        help="forwards of a float32 model run under torch.autocast to bfloat16; not with ZeRO stage 3 (lossy)",
+    )
+
+
+def _autocast(text: str) -> str:
+    if wrong := wrong_autocast(text):
+        raise argparse.ArgumentTypeError(wrong)
+    return text
 
 
 def add_chunked_loss(parser: argparse.ArgumentParser) -> None:

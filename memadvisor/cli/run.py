@@ -22,6 +22,7 @@ from memadvisor.cli.directory import choose_directory
 from memadvisor.cli.offload import FLAGS as OFFLOAD_FLAGS
 from memadvisor.cli.offload import add_offload_options, offload_of, with_disk_directory
 from memadvisor.cli.precision import (
+    add_autocast,
     add_chunked_loss,
     add_fused_updates,
     add_optimizer_bits,
@@ -63,6 +64,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="which blocks a plan made by hand recomputes",
     )
     add_precision_options(parser)
+    add_autocast(parser)
     add_optimizer_bits(parser)
     add_fused_updates(parser)
     add_chunked_loss(parser)
@@ -116,6 +118,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         "optimizer_bits",
         "fused_updates",
         "chunked_loss",
+        "autocast",
         "local_sgd",
         *FLAGS,
         *OFFLOAD_FLAGS,
@@ -147,6 +150,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         delayed_update=bool(arguments.delayed_update),
         fused_updates=bool(arguments.fused_updates),
         chunked_loss=arguments.chunked_loss,
+        autocast=arguments.autocast,
         **offload_of(arguments),
         **rounding_of(arguments),
     )

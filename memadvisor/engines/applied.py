@@ -23,6 +23,7 @@ from memadvisor.engines.activations.compressed_activations import CompressedActi
 from memadvisor.engines.activations.offloaded_activations import OffloadedActivations
 from memadvisor.engines.activations.recompute import Note, Recompute
 from memadvisor.engines.alone import check_steps, check_uncompiled, executor_of_one
+from memadvisor.engines.autocast_calls import AutocastCalls
 from memadvisor.engines.fsdp2 import attach, is_for_fsdp2
 from memadvisor.engines.losses.chunked_losses import ChunkedLosses
 from memadvisor.engines.notes import (
@@ -97,6 +98,9 @@ class Applied:
             FusedUpdates(self.slot_of, self._note, self._undo)
         self._losses = (
             None if plan.chunked_loss is None else ChunkedLosses(plan.chunked_loss, self._note, self._undo)
+        )
+        self._autocast = (
+            None if plan.autocast is None else AutocastCalls(plan.autocast, self._note, self._undo)
         )
         self._hooks = Hooks(self, self._undo)
         self._new = NewOptimizers(self._hooks, self._undo)
@@ -312,6 +316,8 @@ class Applied:
             part.attach(model, schedule)
         if self._losses is not None:
             self._losses.attach(model, schedule)
+        if self._autocast is not None:
+            self._autocast.attach(model)
         for text in without_effect(self.plan, schedule, type(model.root).__name__):
             self._note("warning", text)
         self._attached = True

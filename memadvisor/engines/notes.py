@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from memadvisor.activation_bits import rounding_text
+from memadvisor.autocast import autocast_loss_text
 from memadvisor.chunked_loss import chunked_loss_text
 from memadvisor.coded_states import optimizer_bits_text
 from memadvisor.compression import compression_loss_text
@@ -28,6 +29,8 @@ def warnings_of(plan: Plan) -> Iterator[str]:
         yield f"This plan changes the updates: {masters_text(plan.precision)}"
     if plan.precision.is_lossy:
         yield f"This plan is lossy: {loss_text(plan.precision)}"
+    if plan.autocast is not None:
+        yield f"This plan is lossy: {autocast_loss_text(plan.autocast)}"
     if plan.compression.is_lossy:
         yield f"This plan is lossy: {compression_loss_text(plan.compression)}"
     if plan.local_sgd is not None:

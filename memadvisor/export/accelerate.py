@@ -18,7 +18,7 @@ from memadvisor.export.exported import (
 )
 from memadvisor.export.features import undone
 from memadvisor.export.quoting import comments, yaml_mapping
-from memadvisor.export.reading import autocast_note, one_stage, recomputation, resharding
+from memadvisor.export.reading import autocast_note, instead_of_autocast, one_stage, recomputation, resharding
 from memadvisor.plan import Plan
 
 
@@ -37,7 +37,12 @@ def to_accelerate(plan: Plan) -> Exported:
         kind = "DEEPSPEED"
         own, more = _deepspeed(plan, stage, said)
     differences += more
-    mixed = _precision(plan, said)
+    mixed = plan.autocast or _precision(plan, said)
+    said.add("autocast")
+    if kind == "DEEPSPEED":
+        differences += instead_of_autocast(
+            plan, "accelerate has DeepSpeed keep the model itself in bfloat16, beside float32 masters"
+        )
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": kind,

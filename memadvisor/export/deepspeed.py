@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from memadvisor.autocast import AUTOCAST_DTYPES
 from memadvisor.export.exported import (
     LESS_MEMORY_MORE_TIME,
     MORE_HOST_MEMORY,
@@ -30,7 +31,7 @@ _ALL = 10**15  # elements: more than any model has
 def to_deepspeed(plan: Plan) -> Exported:
     stage, differences = one_stage(plan)
     said = {"shard_ranks"} if stage == 0 else set()
-    said |= {"overlap", "reduce_dtype", "narrow_sums", "masters", "models"}
+    said |= {"overlap", "reduce_dtype", "narrow_sums", "masters", "models", "autocast"}
     config: dict[str, Any] = {}
     to_set = _batch(plan, config)
     zero, of_tiers = _offload(plan, stage, said)
@@ -143,6 +144,16 @@ def _stage_3(plan: Plan, zero: dict[str, Any], said: set[str]) -> list[Differenc
 def _precision(plan: Plan, config: dict[str, Any], to_set: list[str]) -> None:
     precision = plan.precision
     half = precision.param_dtype if precision.param_dtype != "float32" else None
+    if plan.autocast is not None:
+        # No modules: else gradients of linear layers are summed in it.
+        config["torch_autocast"] = {
+            "enabled": True,
+            "dtype": AUTOCAST_DTYPES[plan.autocast],
+            "lower_precision_safe_modules": [],
+        }
+        to_set.append(
+            ".float() on what the engine returns, where the script computes its loss: DeepSpeed leaves it in bfloat16"
+        )
     if precision.has_masters and half is None:
         half = "bfloat16"
         to_set.append(

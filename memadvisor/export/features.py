@@ -18,7 +18,7 @@ from memadvisor.export.exported import (
     OTHER_TIME,
     Difference,
 )
-from memadvisor.export.reading import stages
+from memadvisor.export.reading import autocast_wanted, stages
 from memadvisor.plan import Plan
 from memadvisor.stretches import stretches_text
 from memadvisor.unit_ranges import unit_ranges
@@ -187,6 +187,11 @@ FEATURES: dict[str, Feature] = {
     "chunked_loss": Feature(
         _if(lambda plan: plan.chunked_loss is not None, lambda plan: "the loss in chunks"),
         "the loss takes all of the last layer's output at once",
+        MORE_MEMORY,
+    ),
+    "autocast": Feature(
+        _if(lambda plan: plan.autocast is not None, autocast_wanted),
+        "all operators compute in float32",
         MORE_MEMORY,
     ),
     "delayed_update": Feature(

@@ -7,6 +7,7 @@ sharded at all, the mesh has shards of one rank, so that parameters stay whole a
 
 from __future__ import annotations
 
+from memadvisor.autocast import AUTOCAST_DTYPES
 from memadvisor.errors import PlanError
 from memadvisor.export.exported import (
     MORE_HOST_MEMORY,
@@ -18,12 +19,12 @@ from memadvisor.export.exported import (
 from memadvisor.export.features import undone
 from memadvisor.export.fsdp2_code import CODE
 from memadvisor.export.quoting import comments
-from memadvisor.export.reading import gathered_by_fsdp, stages
+from memadvisor.export.reading import gathered_by_fsdp, instead_of_autocast, stages
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.unit_ranges import unit_ranges
 
 _SAID = frozenset(
-    ("kept", "shard_ranks", "secondary_ranks", "reduce_dtype", "narrow_sums", "masters", "models")
+    ("kept", "shard_ranks", "secondary_ranks", "reduce_dtype", "narrow_sums", "masters", "models", "autocast")
 )
 
 
@@ -36,6 +37,9 @@ def to_fsdp2(plan: Plan) -> Exported:
         )
     frees_whole, differences = _whole_units(plan)
     differences += _tiers(plan)
+    differences += instead_of_autocast(
+        plan, "MixedPrecisionPolicy: weights are gathered in bfloat16, and all operators compute in it"
+    )
     said = set(_SAID) | {"optimizer_tier", "parameter_tier", "gather_depth"}
     differences += undone(plan, said)
     batch = [
@@ -102,15 +106,15 @@ def _settings(plan: Plan, frees_whole: bool) -> str:
         + "    ),\n"
         for name in names
     )
-    precision = plan.precision
+    param_dtype = _param_dtype(plan)
     return (
         "\n"
         f"NUM_RANKS = {plan.num_ranks}\n"
         f"SHARD_RANKS = {shard_ranks}  # that share what is sharded\n"
         f"GATHER_DEPTH = {plan.gather_depth}  # units gathered ahead\n"
-        f"PARAM_DTYPE = {precision.param_dtype!a}\n"
+        f"PARAM_DTYPE = {param_dtype!a}\n"
         f"REDUCE_DTYPE = {_reduce_dtype(plan)!a}\n"
-        f"HAS_MASTERS = {precision.has_masters!a}  # a model of 16 bits is updated in float32\n"
+        f"HAS_MASTERS = {plan.precision.has_masters!a}  # a model of 16 bits is updated in float32\n"
         f"FINGERPRINTS = {_fingerprints(plan)!a}\n"
         "# Of each model, by name: its units in order of execution. A unit: name, reshard_after_forward (a number: to so many\n"
         "# ranks), whether it runs again, operators whose outputs it keeps nevertheless, whether its states are on the host.\n"
@@ -120,8 +124,11 @@ def _settings(plan: Plan, frees_whole: bool) -> str:
 
 def _reduce_dtype(plan: Plan) -> str | None:
     """FSDP2 sums in what it computes with, unless it is told otherwise; a plan sums in float32."""
-    precision = plan.precision
-    return precision.reduce_dtype or ("float32" if precision.param_dtype not in (None, "float32") else None)
+    return plan.precision.reduce_dtype or ("float32" if _param_dtype(plan) not in (None, "float32") else None)
+
+
+def _param_dtype(plan: Plan) -> str | None:
+    return plan.precision.param_dtype if plan.autocast is None else AUTOCAST_DTYPES[plan.autocast]
 
 
 def _fingerprints(plan: Plan) -> dict[str, str]:

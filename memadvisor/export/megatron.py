@@ -15,7 +15,7 @@ from memadvisor.export.exported import (
 )
 from memadvisor.export.features import undone
 from memadvisor.export.quoting import comments, shell_array
-from memadvisor.export.reading import autocast_note, one_stage, recomputation, resharding
+from memadvisor.export.reading import autocast_note, instead_of_autocast, one_stage, recomputation, resharding
 from memadvisor.plan import Plan
 
 _STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
@@ -108,8 +108,8 @@ def _precision(plan: Plan, groups: _Groups, said: set[str]) -> list[Difference]:
     """Megatron's parameters are in the dtype it computes with, beside float32 masters."""
     precision = plan.precision
     half = precision.param_dtype if precision.param_dtype != "float32" else None
-    said.add("masters")
-    if half is None and precision.has_masters:
+    said |= {"masters", "autocast"}
+    if half is None and (precision.has_masters or plan.autocast is not None):
         half = "bfloat16"
     if half is not None:
         groups.append(("--bf16",) if half == "bfloat16" else ("--fp16",))
@@ -120,7 +120,7 @@ def _precision(plan: Plan, groups: _Groups, said: set[str]) -> list[Difference]:
         elif reduce_dtype == "float32":
             groups.append(("--accumulate-allreduce-grads-in-fp32",))
             said.add("reduce_dtype")
-    return []
+    return instead_of_autocast(plan, "Megatron keeps the model itself in bfloat16, beside float32 masters")
 
 
 def _recomputation(plan: Plan, groups: _Groups, said: set[str]) -> list[Difference]:

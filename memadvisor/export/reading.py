@@ -6,7 +6,8 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from memadvisor.export.exported import LESS_MEMORY_MORE_TIME, MORE_MEMORY, WITHIN_BUDGET, Difference
+from memadvisor.autocast import AUTOCAST_DTYPES
+from memadvisor.export.exported import COARSER, LESS_MEMORY_MORE_TIME, MORE_MEMORY, WITHIN_BUDGET, Difference
 from memadvisor.plan import Plan
 from memadvisor.unit_ranges import unit_ranges
 
@@ -73,11 +74,24 @@ def gathered_by_fsdp(plan: Plan, wanted: str) -> tuple[bool, Difference]:
 
 def autocast_note(plan: Plan) -> list[str]:
     """A plan without a precision leaves that of the script alone, and does not know it; engines start from float32."""
-    if plan.precision.is_lossy or plan.precision.has_masters:
+    if plan.precision.is_lossy or plan.precision.has_masters or plan.autocast is not None:
         return []
     return [
         "mixed precision, where the script computes under autocast: the plan leaves that alone, and here is float32"
     ]
+
+
+def autocast_wanted(plan: Plan) -> str:
+    """Of a plan that has it."""
+    assert plan.autocast is not None
+    return f"forwards under autocast to {AUTOCAST_DTYPES[plan.autocast]}"
+
+
+def instead_of_autocast(plan: Plan, instead: str) -> list[Difference]:
+    """Where an engine computes in the dtype in another way."""
+    if plan.autocast is None:
+        return []
+    return [Difference(wanted=autocast_wanted(plan), instead=instead, errs=COARSER)]
 
 
 def layers(plan: Plan) -> tuple[str, ...]:

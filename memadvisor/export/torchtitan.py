@@ -17,7 +17,15 @@ from memadvisor.export.exported import (
 )
 from memadvisor.export.features import undone
 from memadvisor.export.quoting import comments, shell_array
-from memadvisor.export.reading import autocast_note, gathered_by_fsdp, one_stage, recomputation, resharding
+from memadvisor.export.reading import (
+    autocast_note,
+    gathered_by_fsdp,
+    instead_of_autocast,
+    one_stage,
+    recomputation,
+    resharding,
+    stages,
+)
 from memadvisor.plan import Plan
 
 _Groups = list[tuple[str, ...]]
@@ -25,7 +33,9 @@ _Groups = list[tuple[str, ...]]
 
 def to_torchtitan(plan: Plan) -> Exported:
     stage, differences = one_stage(plan)
-    said = {"models", "masters", "reduce_dtype", "narrow_sums"} | ({"shard_ranks"} if stage == 0 else set())
+    said = {"models", "masters", "reduce_dtype", "narrow_sums", "autocast"} | (
+        {"shard_ranks"} if stage == 0 else set()
+    )
     groups: _Groups = []
     to_set = _batch(plan, groups)
     differences += _sharding(plan, stage, groups, said)
@@ -102,8 +112,10 @@ def _offload(plan: Plan, groups: _Groups, said: set[str]) -> list[Difference]:
 
 def _precision(plan: Plan, groups: _Groups) -> list[Difference]:
     precision = plan.precision
-    half = precision.param_dtype not in (None, "float32")
-    differences = []
+    half = precision.param_dtype not in (None, "float32") or plan.autocast is not None
+    # Without shards it computes under autocast itself.
+    differences = instead_of_autocast(plan, "weights are gathered in it, and all operators compute in it")
+    differences = differences if max(stages(plan).values()) else []
     groups.append(
         ("--training.mixed_precision_param", "bfloat16" if half or precision.has_masters else "float32")
     )

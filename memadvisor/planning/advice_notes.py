@@ -9,6 +9,7 @@ from memadvisor.analyzers.derivatives import differentiated_backwards, units_dif
 from memadvisor.analyzers.larger_steps import larger_steps
 from memadvisor.analyzers.own_checkpoints import own_checkpoints
 from memadvisor.analyzers.step_time import step_time
+from memadvisor.autocast import autocast_loss_text
 from memadvisor.chunked_loss import ChunkedLoss, chunked_loss_text
 from memadvisor.coded_states import optimizer_bits_text
 from memadvisor.compression import Compression, compression_loss_text
@@ -35,6 +36,7 @@ def notes(run: Run, plays: Plays, plain: CapturedStep, found: list[RankedPlan]) 
     yield from size_notes(run)
     yield from _time_notes(run, plain)
     yield from _precision_notes(plays.asked.precision)
+    yield from _autocast_notes(plays.asked.autocast)
     yield from _compression_notes(plays.asked.compression)
     yield from _local_sgd_notes(plays.asked.local_sgd)
     yield from algorithms_notes(found[0].plan.algorithms)
@@ -233,6 +235,11 @@ def _precision_notes(precision: Precision) -> Iterator[str]:
             f"Recorded activations of the model are taken to be in {precision.param_dtype}; times of compute are those "
             "recorded."
         )
+
+
+def _autocast_notes(autocast: str | None) -> Iterator[str]:
+    if autocast is not None:
+        yield f"Every plan is lossy: {autocast_loss_text(autocast)}"
 
 
 def _compression_notes(compression: Compression) -> Iterator[str]:

@@ -9,6 +9,7 @@ from memadvisor.analyzers.planned_models import check_trained
 from memadvisor.analyzers.script_changes.change import ScriptChange
 from memadvisor.analyzers.script_changes.found import changes_of
 from memadvisor.analyzers.segments import RecordedStep
+from memadvisor.autocast import check_autocast
 from memadvisor.chunked_loss import ChunkedLoss, check_chunked_loss
 from memadvisor.compression import UNCOMPRESSED, Compression, check_compression
 from memadvisor.cost.step import CapturedStep
@@ -88,6 +89,7 @@ def advise(
     optimizer_bits: int | None = None,
     fused_updates: bool = False,
     chunked_loss: ChunkedLoss | None = None,
+    autocast: str | None = None,
     policy: str | None = None,
     learn_from: Sequence[Run] = (),
     near_ranks: int | None = None,
@@ -96,7 +98,7 @@ def advise(
     """Rank plans over ZeRO stage, recomputed units and micro-batch split for a budget per rank.
 
     `num_ranks` defaults to the run's. All plans have the `precision`, the `compression`, `local_sgd` and the
-    `optimizer_bits`, which are never chosen: they are lossy. So have they `fused_updates` and
+    `optimizer_bits` and `autocast`, which are never chosen: they are lossy. So have they `fused_updates` and
     `chunked_loss`, which round otherwise.
     `policy`: one whose plan is shown beside them (planning/named.py). `learn_from`: runs of plans whose measured times correct those predicted (learn.py).
     `near_ranks`: how many ranks that follow each other are of one node, and may share second copies
@@ -111,6 +113,7 @@ def advise(
         optimizer_bits=optimizer_bits,
         fused_updates=fused_updates,
         chunked_loss=chunked_loss,
+        autocast=autocast,
     )
     _check_options(ranks, asked)
     rates = () if hardware is None else hardware.optimizers
@@ -121,11 +124,13 @@ def advise(
         fused_updates=fused_updates,
         optimizer_rates=rates,
         chunked_loss=chunked_loss,
+        autocast=autocast,
     )
     plain, recorded_size = step_with(recorded, micro_batch)
     asked = replace(asked, chunked_loss=recorded.chunked_loss)
     _check_model(run, plain, ranks, asked)
     _check_chunks(asked, plain)
+    _check_autocast(asked, plain)
     machine = machine_for(run, plain, ranks, hardware)
     learnt = learn(run, learn_from, machine.times, machine.transfers, rates) if learn_from else None
     plain = plain if learnt is None else replace(plain, time_factors=learnt.factors)
@@ -225,6 +230,29 @@ def _check_chunks(asked: Asked, step: CapturedStep) -> None:
         "--param-dtype has them in another dtype": asked.precision.param_dtype is not None,
     }
     check_chunked_loss(asked.chunked_loss, excluded, "This advice", UsageError)
+
+
+def _check_autocast(asked: Asked, step: CapturedStep) -> None:
+    excluded = {
+        "--param-dtype, which computes in another dtype by itself": (
+            asked.precision.param_dtype is not None,
+            "leave one of them out.",
+        ),
+        "the script's FSDP2, which computes in another dtype by its own policy": (
+            bool(step.shard_groups),
+            "give its fully_shard an mp_policy, and leave autocast out.",
+        ),
+        "messages that ZeRO stage 3 alone has": (
+            min(asked.compression.stages, default=0) == 3,
+            "leave one of them out: stage 3 cannot have autocast.",
+        ),
+    }
+    check_autocast(asked.autocast, excluded, "This advice", UsageError)
+    if asked.autocast is not None:
+        raise UsageError(
+            "What a step takes under autocast is not predicted yet.",
+            hint=f"`memadvisor run --autocast {asked.autocast}` applies it, and measures.",
+        )
 
 
 def _check_one_update(optimizer_bits: int | None, step: CapturedStep) -> None:

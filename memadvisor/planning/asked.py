@@ -20,11 +20,16 @@ class Asked:
     optimizer_bits: int | None = None
     fused_updates: bool = False
     chunked_loss: ChunkedLoss | None = None
+    autocast: str | None = None
 
     @property
     def script_changes(self) -> tuple[str, ...]:
         """The kinds of changes of the script that are done by the plans."""
-        done = {"fused_updates": self.fused_updates, "chunked_loss": self.chunked_loss is not None}
+        done = {
+            "fused_updates": self.fused_updates,
+            "chunked_loss": self.chunked_loss is not None,
+            "narrow_products": self.autocast is not None,
+        }
         return tuple(kind for kind, is_done in done.items() if is_done)
 
 

@@ -119,19 +119,26 @@ def learn(
     """What runs of plans on `plain`'s model teach. Raises UsageError for one that teaches nothing about it."""
 
     @cache
-    def recorded(fused_updates: bool, chunked_loss: ChunkedLoss | None) -> RecordedStep:
+    def recorded(fused_updates: bool, chunked_loss: ChunkedLoss | None, autocast: str | None) -> RecordedStep:
         return RecordedStep(
-            plain, fused_updates=fused_updates, optimizer_rates=optimizer_rates, chunked_loss=chunked_loss
+            plain,
+            fused_updates=fused_updates,
+            optimizer_rates=optimizer_rates,
+            chunked_loss=chunked_loss,
+            autocast=autocast,
         )
 
     @cache
-    def captured(fused_updates: bool, chunked_loss: ChunkedLoss | None, divisor: int) -> CapturedStep:
-        return recorded(fused_updates, chunked_loss).captured(divisor)
+    def captured(
+        fused_updates: bool, chunked_loss: ChunkedLoss | None, autocast: str | None, divisor: int
+    ) -> CapturedStep:
+        return recorded(fused_updates, chunked_loss, autocast).captured(divisor)
 
     lessons = []
     for run in runs:
         plan = _usable_plan(plain, run)
-        step = captured(plan.fused_updates, plan.chunked_loss, _divisor(captured(False, None, 1), plan, run))
+        divisor = _divisor(captured(False, None, None, 1), plan, run)
+        step = captured(plan.fused_updates, plan.chunked_loss, plan.autocast, divisor)
         played = simulate(step, write_schedule(plan, step.units), times, transfers=transfers)
         lessons.append(_measured(run, played.components_s))
     return fit(lessons)

@@ -183,6 +183,7 @@ class Plays:
             update_in_backward=arrangement.early,
             fused_updates=asked.fused_updates,
             chunked_loss=asked.chunked_loss,
+            autocast=asked.autocast,
             stretches=arrangement.stretches,
             models=self.models,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from memadvisor.autocast import AUTOCAST_DTYPES
 from memadvisor.compression import compression_text
 from memadvisor.local_sgd import local_sgd_text
 from memadvisor.plan import Plan, Prediction, UnitPlan
@@ -56,6 +57,8 @@ def _deed(plan: Plan, prediction: Prediction) -> str:
         )
     elif tiers:
         parts.append(f"keeps optimizer state on the {' and the '.join(tiers)} between updates")
+    if plan.autocast is not None:
+        parts.append(f"computes forwards under autocast to {AUTOCAST_DTYPES[plan.autocast]}")
     if plan.fused_updates:
         parts.append("updates in fused kernels")
     if plan.chunked_loss is not None:

@@ -41,6 +41,8 @@ class Search:
         self.near_ranks = near_ranks  # that may share second copies
         stages = range(1) if plays.asked.local_sgd is not None else plays.asked.compression.stages
         self.stages = stages[max(0, plays.asked.precision.least_stage - stages[0]) :]
+        if plays.asked.autocast is not None:  # stage 3 cannot have it
+            self.stages = range(self.stages.start, min(self.stages.stop, 3))
         self.needs: list[int] = []
         self.needs_unchanged: list[int] = []  # of those that leave the script alone
         self._bounds = SplitBounds(plays.times)
@@ -130,7 +132,10 @@ class Search:
     def _paging(self, step: CapturedStep) -> Iterator[RankedPlan]:
         """Where nothing else fits, parameters and gradients lie where optimizer state does, and then activations too."""
         tier = nearest_tier(step, self.plays.paged_transfers)
-        is_asked = self.plays.asked.optimizer_bits is not None or self.plays.asked.chunked_loss is not None
+        asked = self.plays.asked
+        is_asked = any(
+            each is not None for each in (asked.optimizer_bits, asked.chunked_loss, asked.autocast)
+        )
         if tier is None or is_asked or not may_page(step, self.plays.num_ranks):
             return
         best = min((self._alike(step, Way(3, *way, tier=tier, pages=True), []) for way in WAYS), key=order)

@@ -72,6 +72,7 @@ CHANGES = (
     lambda plan: replace(plan, delayed_update=True),
     lambda plan: replace(plan, fused_updates=True),
     lambda plan: replace(plan, chunked_loss=ChunkedLoss(layer="head", rows=256)),
+    lambda plan: replace(plan, autocast="bf16"),
 )
 
 

@@ -196,6 +196,7 @@ READ = {
         *("activation_tier", "activation_bits", "optimizer_bits", "parameter_tier", "delayed_update"),
         "fused_updates",
         "chunked_loss",
+        "autocast",
         *(
             "executor",
             "activation_units",

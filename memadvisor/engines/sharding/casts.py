@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
-from torch.utils._pytree import tree_leaves, tree_map
 
+from memadvisor.engines.script.casting import cast
 from memadvisor.engines.script.undo import Undo
 from memadvisor.engines.sharding.flat import UnitState
 from memadvisor.errors import PlanError
@@ -62,12 +62,12 @@ class Casts:
                 return original(module, *args, **kwargs)
             self._running.add(id(module))
             try:
-                args, kwargs = _cast((args, kwargs), dtype, _is_floating)
+                args, kwargs = cast((args, kwargs), dtype, _is_floating)
                 output = original(module, *args, **kwargs)
             finally:
                 self._running.discard(id(module))
             if module in self._roots:
-                output = _cast(output, torch.float32, lambda tensor: tensor.dtype == dtype)
+                output = cast(output, torch.float32, lambda tensor: tensor.dtype == dtype)
             return output
 
         self._undo.replace(kind, "forward", forward)
@@ -75,17 +75,6 @@ class Casts:
 
 def _is_floating(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point()
-
-
-def _cast(values: Any, dtype: torch.dtype, is_meant: Callable[[torch.Tensor], bool]) -> Any:
-    """`values` with the tensors that are meant in `dtype`; containers are left as they are if there are none."""
-
-    def differs(leaf: Any) -> bool:
-        return isinstance(leaf, torch.Tensor) and leaf.dtype != dtype and is_meant(leaf)
-
-    if not any(map(differs, tree_leaves(values))):
-        return values
-    return tree_map(lambda leaf: leaf.to(dtype) if differs(leaf) else leaf, values)
 
 
 def check_castable(root: torch.nn.Module, precision: Precision) -> None:
