@@ -48,6 +48,10 @@ def check_autocast_of(plan: Plan, source: str) -> None:
                 plan.precision.param_dtype is not None,
                 "leave one of them out.",
             ),
+            "optimizer_dtype, which is for a model of 16 bits": (
+                plan.precision.has_masters,
+                "leave one of them out: autocast is for a model of float32.",
+            ),
             "parameters on host or disk, whose copies would stay when they go": (
                 plan.parameter_tiers != {"device"},
                 "leave parameters on the device, or autocast out.",

@@ -58,6 +58,7 @@ class AutocastCalls:
         self._dtype: torch.dtype = getattr(torch, self._name)
         self._note = note
         self._told: set[str] = set()
+        self._others: set[int] = set()  # modules that were called and are in no model of ours, by id
         self._here = _Here()
         self._is_hidden = False
         # By id: the module, since another may have its id by now, and the model that it is a part of.
@@ -145,6 +146,8 @@ class AutocastCalls:
                 here.is_on = False
                 context.__exit__(None, None, None)
         if context is None:
+            if outer is None:
+                self._tell_of_other(module)
             return output
         return cast(output, torch.float32, lambda tensor: tensor.dtype == self._dtype)
 
@@ -171,6 +174,18 @@ class AutocastCalls:
             module = module._orig_mod  # type: ignore[assignment]
         found = self._models.get(id(module))
         return found[1]() if found is not None and found[0]() is module else None
+
+    def _tell_of_other(self, module: torch.nn.Module) -> None:
+        """Of a model that trains beside those that the plan is for, and in float32."""
+        if not self._models or id(module) in self._others or not torch.is_grad_enabled():
+            return
+        self._others.add(id(module))
+        roots = {
+            id(root): root for _, reference in self._models.values() if (root := reference()) is not None
+        }
+        own = {id(parameter) for root in roots.values() for parameter in root.parameters()}
+        if any(parameter.requires_grad and id(parameter) not in own for parameter in module.parameters()):
+            self._tell(f"{type(module).__name__} is none of the plan's models, and computes as it is")
 
     def _tell(self, text: str) -> None:
         if text not in self._told:

@@ -238,6 +238,10 @@ def _check_autocast(asked: Asked, step: CapturedStep) -> None:
             asked.precision.param_dtype is not None,
             "leave one of them out.",
         ),
+        "--optimizer-dtype, which is for a model of 16 bits": (
+            asked.precision.has_masters,
+            "leave one of them out: autocast is for a model of float32.",
+        ),
         "the script's FSDP2, which computes in another dtype by its own policy": (
             bool(step.shard_groups),
             "give its fully_shard an mp_policy, and leave autocast out.",

@@ -1,144 +1,320 @@
-"""A plan's forwards under autocast, on scripts in float32: bit for bit what autocast written by hand gives."""
+"""Which calls of a script's modules a plan has under autocast, and which not."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import inspect
+import io
+import pickle
+import threading
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.distributed.fsdp import fully_shard
+from torch.utils.checkpoint import checkpoint
 
 from memadvisor.errors import PlanError
-from memadvisor.plan import UnitPlan
-from memadvisor.plan_checks import check_plan
-from memadvisor.precision import Precision
 from tests.engines.ranks import run_ranks
+from tests.engines.test_autocast_trainings import BF16, Perceptron, are_equal, by_hand, new
 from tests.engines.trainings import Model, applied, make_plan
 
-BF16 = make_plan(1, autocast="bf16")
-WORDS = 13
+# ---- when it is on, and when not -----------------------------------------------------------------
 
 
-def by_hand(model, device="cpu"):
-    """A call of the model as accelerate prepares it."""
-
-    def call(*args, **kwargs):
-        with torch.autocast(device, torch.bfloat16):
-            output = model(*args, **kwargs)
-        return output.float()
-
-    return call
-
-
-def steps(model, optimizer, call, count=3, accumulate=2, rank=0):
-    """Losses and accuracies of a script that knows nothing of autocast, with an evaluation in between."""
-    torch.manual_seed(5)
-    data, found = torch.Generator().manual_seed(rank), []
-    for _ in range(count):
-        for _ in range(accumulate):
-            words = torch.randint(WORDS, (4, 7), generator=data)
-            scores = call(words[:, :-1])
-            assert scores.dtype is torch.float32 and not torch.is_autocast_enabled("cpu")
-            loss = F.cross_entropy(scores.flatten(0, 1), words[:, 1:].flatten()) / accumulate
-            loss.backward()
-            found.append(float(loss.detach()))
-        found.append(float(nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
-        optimizer.step()
-        optimizer.zero_grad()
-        model.eval()
-        with torch.no_grad():
-            found.append(float(call(words).sum()))
-        model.train()
-    return found
-
-
-def new(**how):
-    torch.manual_seed(3)
-    model = Model(**{"batch_norm": True, "dropout": 0.1, **how})
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
-
-
-def trained(plan, **how):
-    model, optimizer = new(**how)
+@pytest.fixture
+def met():
+    """A model that a plan with autocast is in force for, and notes."""
+    model, _ = new(batch_norm=False, dropout=0.0)
     notes: list[str] = []
-    with applied(plan, note=lambda level, text: notes.append(text)):
-        losses = steps(model, optimizer, model)
-    assert {each.dtype for each in model.parameters()} == {torch.float32}
-    return losses, copy.deepcopy(model.state_dict()), [text for text in notes if "plan's autocast" in text]
+    with applied(BF16, note=lambda level, text: notes.append(text)) as engine:
+        model(torch.zeros(2, 4, dtype=torch.long)).sum().backward()
+        model.zero_grad()
+        del notes[:]
+        yield model, notes, engine
 
 
-def trained_by_hand(**how):
-    model, optimizer = new(**how)
-    return steps(model, optimizer, by_hand(model)), copy.deepcopy(model.state_dict()), []
+def is_off():
+    return not torch.is_autocast_enabled("cpu")
 
 
-def are_equal(ours, theirs):
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+def test_a_part_that_the_script_calls_itself_is_under_autocast_and_returns_float32(met):
+    model, _, _ = met
+    hidden = torch.randn(2, 9)
+    made = model.head(hidden)
+    assert made.dtype is torch.float32 and is_off()
+    with torch.autocast("cpu", torch.bfloat16):
+        theirs = model.head(hidden)
+    assert torch.equal(made, theirs.float()) and theirs.dtype is torch.bfloat16
+    assert not torch.equal(made, F.linear(hidden, model.head.weight))
 
 
-@pytest.mark.parametrize("how", [{}, {"tied": True}, {"checkpointed": True}], ids=str)
-@pytest.mark.parametrize(
-    "beside",
-    [
-        {},
-        {"policy": "every-layer"},
-        {"policy": "sqrt"},
-        {"policy": "selective"},
-        {"activation_tier": "disk"},
-        {"optimizer_tier": "disk"},
-        {"fused_updates": True},
-    ],
-    ids=str,
-)
-def test_losses_and_weights_are_those_of_autocast_by_hand(beside, how):
-    theirs = trained_by_hand(**how)
-    if "fused_updates" in beside:
-        with applied(make_plan(1, **beside)):
-            theirs = trained_by_hand(**how)
-    are_equal(trained(make_plan(1, autocast="bf16", **beside), **how), theirs)
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, GeneratorExit])
+def test_it_is_off_after_whatever_ends_a_call(met, error):
+    model, _, _ = met
+
+    def fails(*_):
+        assert torch.is_autocast_enabled("cpu")
+        raise error
+
+    handle = model.blocks[1].register_forward_hook(fails)
+    with pytest.raises(error):
+        model(torch.zeros(2, 4, dtype=torch.long))
+    assert is_off()
+    handle.remove()
+    assert model(torch.zeros(2, 4, dtype=torch.long)).dtype is torch.float32
 
 
-def ranks_train(rank, zero, policy):
-    found = []
-    for is_ours in (True, False):
-        torch.manual_seed(3)
-        model = Model(batch_norm=True, dropout=0.1)
-        plan = make_plan(2, zero, policy, autocast="bf16" if is_ours else None, overlap=True)
-        with applied(plan):
-            ddp = DistributedDataParallel(model)
-            optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-2)
-            found.append(steps(ddp, optimizer, ddp if is_ours else by_hand(ddp), rank=rank))
-    return found
+def test_it_is_off_before_a_first_call_that_fails():
+    model, _ = new()
+
+    def fails(*_):
+        raise KeyboardInterrupt
+
+    model.blocks[0].register_forward_hook(fails)
+    with applied(BF16):
+        with pytest.raises(KeyboardInterrupt):
+            model(torch.zeros(2, 4, dtype=torch.long))
+        assert is_off()
 
 
-@pytest.mark.parametrize("policy", ["none", "every-layer"])
-@pytest.mark.parametrize("zero", [0, 1, 2])
-def test_ranks_train_as_with_autocast_by_hand(zero, policy):
-    for ours, theirs in run_ranks(ranks_train, 2, zero, policy):
-        assert ours == theirs
+def test_an_autocast_of_the_scripts_own_stays_and_is_told_of_once(met):
+    model, notes, _ = met
+    for _ in range(2):
+        with torch.autocast("cpu", torch.float16):
+            assert model(torch.zeros(2, 4, dtype=torch.long)).dtype is torch.float16
+    assert notes == [
+        "of the plan's autocast: the script calls Model under an autocast of its own, which stays"
+    ]
 
 
-@pytest.mark.parametrize(
-    ("plan", "message"),
-    [
-        (make_plan(1, autocast="fp16"), "needs a loss scaler"),
-        (make_plan(1, autocast="int8"), "autocast 'int8'"),
-        (make_plan(2, 3, autocast="bf16"), "ZeRO stage 3 of all units"),
-        (
-            make_plan(2, 3, "chosen", (UnitPlan(name="a", zero_stage=3, recompute=False),), autocast="bf16"),
-            "ZeRO stage 3 of 'a'",
-        ),
-        (make_plan(2, 3, precision=Precision(param_dtype="bfloat16"), autocast="bf16"), "param_dtype"),
-        (make_plan(2, 3, executor="fsdp2", autocast="bf16"), "FSDP2"),
-        (
-            make_plan(1, 3, parameter_tier="disk", optimizer_tier="disk", autocast="bf16"),
-            "parameters on host or disk",
-        ),
-    ],
-)
-def test_what_it_cannot_be_done_with_is_refused_in_one_line(plan, message):
-    with pytest.raises(PlanError, match=message) as refused:
-        check_plan(plan, "This plan")
-    assert refused.value.hint and "\n" not in refused.value.one_line()
+def test_a_model_of_16_bits_is_left_as_it_is_and_told_of():
+    model, optimizer = new(batch_norm=False)
+    model.bfloat16()
+    notes: list[str] = []
+    with applied(BF16, note=lambda level, text: notes.append(text)):
+        scores = model(torch.zeros(2, 4, dtype=torch.long))
+        assert scores.dtype is torch.bfloat16
+        scores.sum().backward()
+        optimizer.step()
+    assert "of the plan's autocast: no parameter of Model is float32: it computes as it is" in notes
+
+
+def test_gradients_are_there_of_what_was_called_without_them_before():
+    """In one call, too: a cast that was made without a graph is not used with one."""
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x):
+            with torch.no_grad():
+                x = self.layer(x)
+            return self.layer(x)
+
+    model = Twice()
+    with applied(BF16):
+        with torch.no_grad():
+            model(torch.ones(2, 3))
+        with torch.inference_mode():
+            model(torch.ones(2, 3))
+        model(torch.ones(2, 3)).sum().backward()
+    assert float(model.layer.weight.grad.abs().sum()) > 0
+
+
+@pytest.mark.parametrize("is_reentrant", [False, True])
+def test_checkpoints_of_the_scripts_own_run_again_as_they_ran(is_reentrant):
+    """A region without autocast inside of one that has it stays without in the second run."""
+
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.seen = []
+
+        def inner(self, x):
+            self.seen.append(torch.is_autocast_enabled("cpu"))
+            x = self.first(x)
+            with torch.autocast("cpu", enabled=False):
+                x = self.second(x.float())
+            self.seen.append(x.dtype)
+            return x
+
+        def forward(self, x):
+            return checkpoint(self.inner, self.first(x), use_reentrant=is_reentrant)
+
+    def trained(plan):
+        torch.manual_seed(0)
+        model = Checkpointed()
+        with applied(plan) if plan else contextlib.nullcontext():
+            output = model(torch.ones(2, 4)) if plan else by_hand(model)(torch.ones(2, 4))
+            output.square().sum().backward()
+        return model.seen, [each.grad for each in model.parameters()]
+
+    ours, theirs = trained(BF16), trained(None)
+    assert ours[0] == theirs[0] and set(ours[0]) == {True, torch.float32}
+    assert len(ours[0]) == (4 if is_reentrant else 3)  # the other one stops when it has all
+    are_equal(ours[1], theirs[1])
+
+
+def test_a_call_inside_the_backward_is_the_scripts_own_business(met):
+    model, _, _ = met
+    seen = []
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            with torch.no_grad():
+                seen.append(torch.equal(model.head(hidden), F.linear(hidden, model.head.weight)))
+            return gradient
+
+    hidden = torch.randn(2, 9)
+    Function.apply(model.head(hidden)).sum().backward()
+    assert seen == [True]
+
+
+def test_threads_have_it_each_for_itself(met):
+    model, _, _ = met
+    words = torch.zeros(2, 4, dtype=torch.long)
+    found, inside = [], threading.Barrier(2)
+
+    def waits(*_):
+        inside.wait(10)
+        assert torch.is_autocast_enabled("cpu")
+
+    handle = model.blocks[1].register_forward_hook(waits)
+    threads = [threading.Thread(target=lambda: found.append(model(words).detach())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert is_off()
+    for thread in threads:
+        thread.join()
+    handle.remove()
+    assert len(found) == 2 and found[0].dtype is torch.float32
+    are_equal(found[0], found[1])
+
+
+def test_nothing_of_it_is_on_the_model_and_nothing_stays(met):
+    model, _, engine = met
+    words = torch.zeros(2, 4, dtype=torch.long)
+    assert list(inspect.signature(model.forward).parameters) == ["words", "use_extra"]
+    assert "forward" not in vars(model) and type(model).forward is Model.forward
+    kept = io.BytesIO()
+    torch.save(model, kept)
+    kept.seek(0)
+    copies = copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(kept, weights_only=False)
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(9, 9), nn.ReLU()))
+    assert scripted(torch.ones(2, 9)).dtype is torch.float32
+    under = model(words)
+    plain = [each(words) for each in copies]
+    engine.remove()
+    again = model(words)
+    assert nn.Module.__call__ is nn.Module._wrapped_call_impl
+    for each in plain:
+        are_equal(each, again)
+    assert not torch.equal(under, again)
+
+
+def test_a_plan_that_is_removed_inside_a_call_leaves_autocast_off(met):
+    model, _, engine = met
+    handle = model.blocks[1].register_forward_hook(lambda *_: engine.remove())
+    assert model(torch.zeros(2, 4, dtype=torch.long)).dtype is torch.float32
+    assert is_off()
+    handle.remove()
+
+
+def test_arguments_may_have_any_name():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, *, module, call, original):
+            return self.layer(module) + call + original
+
+    with applied(BF16):
+        assert Odd()(module=torch.ones(1, 2), call=1, original=2).dtype is torch.float32
+
+
+def test_what_is_traced_has_no_casts_in_it(met):
+    model, _, _ = met
+    words = torch.zeros(2, 4, dtype=torch.long)
+    traced = torch.jit.trace(model.eval(), words, check_trace=False)
+    assert "bfloat16" not in str(traced.graph) and "aten::to" not in str(traced.inlined_graph)
+
+
+# ---- what it cannot be done with -----------------------------------------------------------------
+
+
+def refused(model, *inputs):
+    """The line that a training of the model is refused in, at its first update."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with applied(BF16):
+        with contextlib.suppress(PlanError):
+            model(*inputs).sum().backward()
+        with pytest.raises(PlanError) as found:
+            optimizer.step()
+    return found.value.one_line()
+
+
+def test_a_model_that_the_script_shards_itself_is_refused():
+    class FullyShardedDataParallel(nn.Sequential):
+        """By its name, as torch's own is known."""
+
+    assert "The script shards FullyShardedDataParallel itself" in refused(
+        FullyShardedDataParallel(nn.Linear(2, 2)), torch.ones(1, 2)
+    )
+
+
+def test_a_stage_of_a_pipeline_is_refused(monkeypatch):
+    monkeypatch.setattr("memadvisor.engines.autocast_calls.is_stage", lambda root: True)
+    assert "Perceptron is a stage of a pipeline" in refused(Perceptron(), torch.ones(1, 4))
+
+
+def test_replicas_in_threads_are_refused(monkeypatch):
+    monkeypatch.setattr(nn.DataParallel, "forward", lambda self, x: self.module(x))
+    model = nn.DataParallel(Perceptron())
+    model.device_ids = [0, 1]
+    assert "in torch.nn.DataParallel" in refused(model, torch.ones(1, 4))
+
+
+def test_a_device_that_has_no_such_autocast_is_refused_in_torchs_words(monkeypatch):
+    def autocast(device, dtype):
+        raise RuntimeError("Current CUDA Device does not support bfloat16.\nmore")
+
+    monkeypatch.setattr(torch, "autocast", autocast)
+    line = refused(Perceptron(), torch.ones(1, 4))
+    assert "no autocast to bfloat16 on the device of Perceptron: Current CUDA Device does not" in line
+
+
+def test_a_call_that_is_captured_into_a_cuda_graph_is_refused(met, monkeypatch):
+    model, _, _ = met
+    monkeypatch.setattr("memadvisor.engines.autocast_calls.is_capturing", lambda: True)
+    with pytest.raises(PlanError, match="captures into a CUDA graph"):
+        model(torch.zeros(2, 4, dtype=torch.long))
+    assert is_off()
+
+
+def ranks_refuse(rank):
+    """FSDP2, whose sharding a plan made by hand that recomputes alone leaves to the script."""
+    torch.manual_seed(0)
+    model = fully_shard(nn.Sequential(*(nn.Linear(4, 4) for _ in range(2))))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with applied(make_plan(2, policy="every-layer", autocast="bf16")):
+        model(torch.ones(1, 4)).sum().backward()
+        try:
+            optimizer.step()
+        except PlanError as error:
+            return error.one_line()
+
+
+def test_a_script_with_fsdp2_is_refused():
+    for line in run_ranks(ranks_refuse, 2):
+        assert "itself, and autocast would keep copies of weights that it has freed" in line

@@ -238,6 +238,30 @@ def test_what_no_engine_does_is_listed_and_needs_more_memory(feature, changes, t
     assert any(remark.startswith("NOT THE PLAN'S MEMORY") for remark in exported.remarks)
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_autocast_is_what_each_engine_calls_it_or_is_listed(stage):
+    plan = plan_of(stage, stage, autocast="bf16", overlap=True)
+    texts = {target: export_plan(plan, target).text for target in TARGETS}
+    listed = {
+        target
+        for target in TARGETS
+        if any("under autocast" in each.wanted for each in export_plan(plan, target).differences)
+    }
+
+    assert read_yaml(texts["accelerate"])["mixed_precision"] == "bf16"
+    autocast = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
+    deepspeed = json.loads(texts["deepspeed"])
+    assert deepspeed["torch_autocast"] == autocast and "bf16" not in deepspeed
+    assert settings_of(texts["fsdp2"])["PARAM_DTYPE"] == "bfloat16"
+    assert settings_of(texts["fsdp2"])["REDUCE_DTYPE"] == "float32"
+    assert value_after(read_shell(texts["torchtitan"]), "--training.mixed_precision_param") == "bfloat16"
+    assert "--bf16" in read_shell(texts["megatron"])
+    assert "--accumulate-allreduce-grads-in-fp32" in read_shell(texts["megatron"])
+    # DeepSpeed by itself, plain accelerate, and torchtitan without shards, run torch's autocast.
+    assert listed == {"fsdp2", "megatron", *(("accelerate", "torchtitan") if stage else ())}
+    assert not any("leaves that alone" in text for text in texts.values())
+
+
 def test_predicted_figures_are_labelled_as_ours():
     prediction = Prediction(
         peak_bytes=2**30, step_time_s=0.5, by_category_bytes={}, exposed_communication_s=0.0, peak_position=""

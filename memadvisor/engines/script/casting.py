@@ -19,39 +19,51 @@ def cast(values: Any, dtype: torch.dtype, is_meant: IsMeant) -> Any:
     Containers are those that torch knows (libraries register their own outputs), named tuples, mappings and dataclasses.
     Those without such a tensor are left as they are. A tensor that is there twice is cast once.
     """
-    made: dict[int, torch.Tensor] = {}
+    return _Cast(dtype, is_meant).of(values)
 
-    def cast_tensor(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.dtype == dtype or not is_meant(tensor):
+
+class _Cast:
+    """One look through a value."""
+
+    def __init__(self, dtype: torch.dtype, is_meant: IsMeant) -> None:
+        self._dtype = dtype
+        self._is_meant = is_meant
+        self._made: dict[int, torch.Tensor] = {}
+        self._under_way: set[int] = set()  # containers that the look is inside of: one may hold itself
+
+    def of(self, values: Any) -> Any:
+        leaves, spec = tree_flatten(values)
+        others = [self._leaf(leaf) for leaf in leaves]
+        if all(other is leaf for other, leaf in zip(others, leaves, strict=True)):
+            return values
+        return tree_unflatten(others, spec)
+
+    def _leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return self._tensor(leaf)
+        if id(leaf) in self._under_way:
+            return leaf
+        self._under_way.add(id(leaf))
+        try:
+            changed = {name: made for name, value in _parts(leaf) if (made := self.of(value)) is not value}
+        finally:
+            self._under_way.discard(id(leaf))
+        return _with(leaf, changed) if changed else leaf
+
+    def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype == self._dtype or not self._is_meant(tensor):
             return tensor
-        if id(tensor) not in made:
-            made[id(tensor)] = tensor.to(dtype)
-        return made[id(tensor)]
-
-    return _cast(values, cast_tensor)
+        if id(tensor) not in self._made:
+            self._made[id(tensor)] = tensor.to(self._dtype)
+        return self._made[id(tensor)]
 
 
-def _cast(values: Any, cast_tensor: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    leaves, spec = tree_flatten(values)
-    others = [_cast_leaf(leaf, cast_tensor) for leaf in leaves]
-    if all(other is leaf for other, leaf in zip(others, leaves, strict=True)):
-        return values
-    return tree_unflatten(others, spec)
-
-
-def _cast_leaf(leaf: Any, cast_tensor: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Of what torch does not know as a container, too."""
-    if isinstance(leaf, torch.Tensor):
-        return cast_tensor(leaf)
-    changed = {
-        name: other for name, value in _parts(leaf) if (other := _cast(value, cast_tensor)) is not value
-    }
-    if not changed:
-        return leaf
-    if isinstance(leaf, tuple):
-        make = type(leaf)._make  # type: ignore[attr-defined]  # of a named tuple, past a __new__ of its own
-        return make(changed.get(place, value) for place, value in enumerate(leaf))
-    made = copy.copy(leaf)  # a constructor may do more than keep what it is given
+def _with(container: Any, changed: dict[Any, Any]) -> Any:
+    """A copy with other parts. Constructors, which may do more than keep what they are given, are not called."""
+    if isinstance(container, tuple):
+        make = type(container)._make  # type: ignore[attr-defined]  # of a named tuple, past its __new__
+        return make(changed.get(place, value) for place, value in enumerate(container))
+    made = copy.copy(container)
     for name, value in changed.items():
         if isinstance(made, MutableMapping):
             made[name] = value
