@@ -106,11 +106,14 @@ class AutocastCalls:
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
         this, here = weakref.ref(self), self._here
+        is_dynamo_compiling = (
+            torch.compiler.is_dynamo_compiling
+        )  # of all such questions the one that costs least
 
         @functools.wraps(original)
         def call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
             # Dynamo, which inlines this as it traces a module around, sees no more of it.
-            if torch.compiler.is_compiling() or here.is_on or torch._C._current_graph_task_id() >= 0:
+            if is_dynamo_compiling() or here.is_on or torch._C._current_graph_task_id() >= 0:
                 return original(module, *args, **kwargs)
             calls = this()
             return (
@@ -154,7 +157,8 @@ class AutocastCalls:
     def _begin(self, call: _Call) -> None:
         """Autocast is on until the call's end, if it is one of a model of ours that this is for."""
         root = self._model_of(call.module)
-        if root is None or torch._C._get_tracing_state() is not None:
+        is_traced = torch._C._get_tracing_state() is not None or torch.compiler.is_compiling()
+        if root is None or is_traced:
             return
         device = _device_of(root)
         if torch.is_autocast_enabled(device):

@@ -248,6 +248,12 @@ def test_what_is_traced_has_no_casts_in_it(met):
     words = torch.zeros(2, 4, dtype=torch.long)
     traced = torch.jit.trace(model.eval(), words, check_trace=False)
     assert "bfloat16" not in str(traced.graph) and "aten::to" not in str(traced.inlined_graph)
+    exported = torch.export.export(model, (words,), strict=False)
+    assert not [node for node in exported.graph.nodes if "to" in str(node.target).split(".")]
+    assert {node.meta["val"].dtype for node in exported.graph.nodes if "val" in node.meta} == {
+        torch.float32,
+        torch.int64,
+    }
 
 
 # ---- what it cannot be done with -----------------------------------------------------------------
