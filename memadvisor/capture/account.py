@@ -40,6 +40,7 @@ class Account:
     peak_allocated_bytes: int | None
     peak_reserved_bytes: int | None
     storage_at: Callable[[int, int], int | None]  # id of what lived at an address at a time in nanoseconds
+    given_at: Callable[[int, int], int | None]  # of what was there before it, for sure
 
 
 def make_account(
@@ -87,9 +88,13 @@ def make_account(
         block = ledger.at(address, time_ns)
         return None if block is None else block.number
 
+    def given_at(address: int, time_ns: int) -> int | None:
+        block = ledger.before(address, time_ns)
+        return storage_at(address, time_ns) if block is None else block.number
+
     saved = [_saved_row(row, block, log, storage_at, seconds, end_ns) for row, block in saved_blocks]
     rows = [Residual((time_ns + offset_ns) / 1e9, size_bytes) for time_ns, size_bytes in residuals]
-    return Account(storages, saved, rows, peak_bytes, peak_reserved_bytes, storage_at)
+    return Account(storages, saved, rows, peak_bytes, peak_reserved_bytes, storage_at, given_at)
 
 
 def _saved_row(
@@ -114,6 +119,7 @@ def _saved_row(
         needs_gradient=row.needs_gradient,
         copy_of=None if row.copy_of is None else storage_at(*row.copy_of),
         original_bytes=row.original_bytes,
+        node=row.node_number,
     )
 
 

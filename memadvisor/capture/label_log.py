@@ -29,6 +29,9 @@ class OperatorCall(NamedTuple):
     read_bytes: int | None = None
     written_bytes: int | None = None
     is_random: bool = False
+    # The sequence number after that of the node that autograd has made for it, or another operator before it; in the
+    # backward, after that of the node that runs. None: not known.
+    node: int | None = None
 
 
 class Named(NamedTuple):
@@ -83,11 +86,10 @@ class LabelLog:
     """Everything that the label layer saw of one step, in order of time.
 
     `calls` are there after `gather`. Until then what was seen of them stands in `flat`, one call after the other: start
-    and end, name, place, the sequence number of the node that autograd made for it (None: it made none), arithmetic
-    (executed and needed FLOPs, shapes), bytes read and written, whether it drew random numbers, how many values its
-    inputs and its results take, the addresses of the inputs, and each result's address and (dtype, shape). A tuple or
-    list of each call would bring on Python's garbage collector again and again, in the midst of the step, and names take
-    longer to make than all the rest.
+    and end, name, place, node (as `OperatorCall` has it), arithmetic (executed and needed FLOPs, shapes), bytes read and
+    written, whether it drew random numbers, how many values its inputs and its results take, the addresses of the inputs,
+    and each result's address and (dtype, shape). A tuple or list of each call would bring on Python's garbage collector
+    again and again, in the midst of the step, and names take longer to make than all the rest.
     """
 
     calls: list[OperatorCall] = field(default_factory=list)
@@ -113,10 +115,10 @@ class LabelLog:
             end, name, place, node, arithmetic, read, written, is_random, num_inputs, num_outputs = islice(
                 values, 10
             )
-            if node is not None:
+            if node is not None and place.phase != "backward":
                 self.operator_of_node.setdefault(node, name)
             inputs, outputs = tuple(islice(values, num_inputs)), islice(values, num_outputs)
             results = tuple((address, *what) for address, what in zip(outputs, outputs, strict=True))
-            fields = (start, end, name, place, inputs, results, *arithmetic, read, written, is_random)
+            fields = (start, end, name, place, inputs, results, *arithmetic, read, written, is_random, node)
             self.calls.append(OperatorCall._make(fields))
         self.flat.clear()

@@ -88,6 +88,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._in_backward = self.here.phase == "backward"
         self._last_place: Place | None = None
         self._is_at_leaf = False  # in the backward: whether the node that runs accumulates a gradient
+        self._node: int | None = None  # and what would stand beside the operator whose node it is
         self.most_operators = self._num_left = MOST_OF_LONG_STEP if is_long else MOST_OPERATORS
         self.is_active = True
         self.names_nodes = True  # whether autograd may have a node for what runs now
@@ -124,6 +125,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if kind.may_meet:
                 return self._see_any(func, types, args, kwargs or {})
             place = self._place_of_node(place)
+            node = self._node
         self._last_place = place
         start_ns = time_ns()
         out = kind.call(*args, **kwargs) if kwargs else kind.call(*args)
@@ -169,6 +171,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if types and has_wrapper(types):
             return NotImplemented
         place = self._last_place = self._place_of_node(self.here) if self._in_backward else self.here
+        node = self._node if self._in_backward else None
         start_mark = self._collectives.mark() if kind.is_collective else None
         is_aside = kind.may_meet and self._in_backward and self._is_alone and may_be_overwritten(*args)
         start_ns = time_ns()
@@ -187,7 +190,8 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for tensor, category in named_tensors(kind.name, args, kwargs):
                 self.name(tensor, category, "")  # of the unit that it was made for
         # Autograd makes an operator's node just before it runs; what runs next without one is not its.
-        node = _get_sequence_nr() if self.names_nodes and not self._in_backward else None
+        if self.names_nodes and not self._in_backward:
+            node = _get_sequence_nr()
         arithmetic, draws = NO_ARITHMETIC, False
         if kind.has_arithmetic:
             arithmetic = arithmetic_of(kind.counted_by, args, kwargs, out, self._log.uncounted)
@@ -333,10 +337,12 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _place_of_node(self, place: Place) -> Place:
         """In the backward: the module whose forward made the node that runs, by the node's sequence number."""
         node = _current_autograd_node()
-        self._is_at_leaf = False
+        self._is_at_leaf, self._node = False, None
         if node is not None:
             number = node._sequence_nr()
             self._is_at_leaf = number >= LEAST_OF_LEAVES
+            if not self._is_at_leaf:
+                self._node = number + 1  # an operator sees the number that the next node will have
             known = self._nodes.known.get(number)
             if known is None or known.micro_batch != place.micro_batch:
                 known = self._nodes.of_node(number, place)

@@ -123,6 +123,13 @@ class Ledger:
         alive = block.death_ns is None or block.death_ns >= time_ns - CLOCK_SLACK_NS
         return block if alive else None
 
+    def before(self, address: int, time_ns: int) -> Block | None:
+        """The block that lived at this address at this time by both clocks' word; None where they differ."""
+        lived = self._by_address.get(address, [])
+        position = bisect_right(lived, time_ns, key=_birth_ns)
+        block = lived[position - 1] if position else None
+        return block if block is None or block.death_ns is None or block.death_ns >= time_ns else None
+
     def gone_before(self, size_bytes: int) -> int:
         """Such a thread as `freed_elsewhere` tells of freed this much between the census and the profiler's start.
 

@@ -6,7 +6,7 @@ from memadvisor.capture.clock import seconds_of
 from memadvisor.capture.collective_call import Mark
 from memadvisor.capture.label_log import OperatorCall
 from memadvisor.capture.tracer import Trace
-from memadvisor.run.records import CallTensor, Collective, ModuleCall, Operator
+from memadvisor.run.records import CallTensor, Collective, ModuleCall, Operator, OperatorRead
 
 
 def operator_rows(trace: Trace) -> list[Operator]:
@@ -27,8 +27,21 @@ def operator_rows(trace: Trace) -> list[Operator]:
             written_bytes=call.written_bytes,
             changes=_changed_storage(trace, call),
             is_random=call.is_random,
+            operator_id=number,
+            node=call.node,
         )
-        for call in trace.calls
+        for number, call in enumerate(trace.calls)
+    ]
+
+
+def operator_read_rows(trace: Trace) -> list[OperatorRead]:
+    """Which storages each operator was given."""
+    given_at = trace.account.given_at
+    return [
+        OperatorRead(number, storage_id)
+        for number, call in enumerate(trace.calls)
+        for address in call.inputs
+        if (storage_id := given_at(address, call.start_ns)) is not None
     ]
 
 

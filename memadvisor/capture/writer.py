@@ -25,7 +25,7 @@ from memadvisor.capture.closed_step import ClosedStep
 from memadvisor.capture.models import Models
 from memadvisor.capture.pipeline_stages import pipeline_stages
 from memadvisor.capture.product_precision import float32_products
-from memadvisor.capture.rows import collective_rows, module_call_rows, operator_rows
+from memadvisor.capture.rows import collective_rows, module_call_rows, operator_read_rows, operator_rows
 from memadvisor.capture.tracer import Trace
 from memadvisor.capture.updates import existing_optimizers
 from memadvisor.run.allocator_records import LiveStorage, OutOfMemory
@@ -169,7 +169,8 @@ class RankWriter:
     ) -> bool:
         """False, and a note: the trace does not fit into what may be written."""
         account, journal = trace.account, self._journal
-        num_rows = len(account.storages) + len(account.residuals) + len(account.saved) + len(trace.calls)
+        num_rows = len(account.storages) + len(account.residuals) + len(account.saved)
+        num_rows += sum(1 + len(call.inputs) for call in trace.calls)
         if self._journal.num_bytes + _BYTES_OF_A_ROW * num_rows > self._options.max_bytes:
             limit = format_bytes(self._options.max_bytes)
             self.write_note(
@@ -180,6 +181,7 @@ class RankWriter:
         journal.write_rows("residuals", account.residuals)
         journal.write_rows("saved", account.saved)
         journal.write_rows("operators", operator_rows(trace))
+        journal.write_rows("operator_reads", operator_read_rows(trace))
         self._traced, self._has_trace = (step, trace), True
         self._write_collectives()
         calls, tensors = module_call_rows(trace)

@@ -202,7 +202,7 @@ class Saved:
     """A tensor that autograd keeps for the backward of the traced step.
 
     Several rows may name one storage, whose bytes count once. `released_s`: when autograd let go of it, or a plan had
-    moved it to another tier; None: never, in this step. `copy_of`: the storage that was saved, where a plan keeps this
+    moved it to another tier; None: never, in this step. `node`: as in `Operator`, that of the node that keeps it. `copy_of`: the storage that was saved, where a plan keeps this
     one for it: codes in fewer bits, with `original_bytes`, the size of that storage; without, what is back from another
     tier, and `saved_s` is when room was made for it. None where the very storage is kept.
     `operator` is the one whose backward needs it, which need not be the one that made it; None where the
@@ -223,6 +223,7 @@ class Saved:
     needs_gradient: bool | None = None
     copy_of: int | None = None
     original_bytes: int | None = None
+    node: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +271,9 @@ class Operator:
     recurrent layer, (batch, heads, length, width) of query, key and value, as JSON. `read_bytes` and `written_bytes`:
     what the operator must move of its tensors, each element once (capture/traffic.py). `changes`: the storage that an
     operator in place (`aten::relu_`) writes into. `is_random`: it draws numbers from a generator; None in older runs.
+    `operator_id` is what `OperatorRead` names it by. `node` is the same of the operators of a backward's node and of the
+    first operator for which autograd had made that node; operators after it for which it made none have it too. None of
+    both in older runs.
     """
 
     name: str
@@ -285,6 +289,16 @@ class Operator:
     written_bytes: int | None = None
     changes: int | None = None
     is_random: bool | None = None
+    operator_id: int | None = None
+    node: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRead:
+    """An operator was given a tensor on this storage."""
+
+    operator_id: int
+    storage_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,6 +359,7 @@ TABLES: dict[str, type] = {
     "residuals": Residual,
     "saved": Saved,
     "operators": Operator,
+    "operator_reads": OperatorRead,
     "collectives": Collective,
     "counters": Counter,
     "module_calls": ModuleCall,

@@ -17,6 +17,7 @@ from memadvisor.run.records import (
     Module,
     ModuleCall,
     Operator,
+    OperatorRead,
     OptimizerState,
     Parameter,
     Residual,
@@ -72,6 +73,7 @@ class RankRun:
     ending: Ending | None
     module_calls: tuple[ModuleCall, ...] = ()
     call_tensors: tuple[CallTensor, ...] = ()
+    operator_reads: tuple[OperatorRead, ...] = ()
     segments: tuple[DeviceSegment, ...] = ()
     allocator_states: tuple[AllocatorState, ...] = ()
     out_of_memory: tuple[OutOfMemory, ...] = ()
