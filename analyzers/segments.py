@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 
+from memadvisor.analyzers.autocast.step import required_autocast
 from memadvisor.analyzers.batch_sizes import slow_convolutions
 from memadvisor.analyzers.chunked_step import required_chunked_step
 from memadvisor.analyzers.data_ranks import num_splitting
@@ -64,7 +65,8 @@ class RecordedStep:
     """What captured steps with other micro-batches have in common with the recorded one; see `captured_step`.
 
     With `fused_updates` its optimizers run torch's, which take what `optimizer_rates` say, where these are known
-    (fused_step.py). With `chunked_loss` its loss is in chunks (chunked_step.py). `measured_step_time_s`: of the step as it was.
+    (fused_step.py). With `autocast`, bfloat16, its models' forwards are under it (autocast/); their times are those recorded.
+    With `chunked_loss` its loss is in chunks (chunked_step.py). `measured_step_time_s`: of the step as it was.
     `chunked_loss`: with its layer and rows; `chunked_units`: whose parameters it needs until the loss; `chunks_again_s`: what
     is done once more for it.
     """
@@ -84,6 +86,7 @@ class RecordedStep:
         traced, rank, step = _traced_ranks(run, of_rank)
         rank = with_nested_backwards(with_passes_apart(rank) if rank.pipeline_stages else rank)
         rank = with_fused_updates(rank) if fused_updates else rank
+        rank = rank if autocast is None else required_autocast(rank)
         chunked = None if chunked_loss is None else required_chunked_step(rank, step, chunked_loss)
         self.chunked_loss = None if chunked is None else chunked.chunked_loss
         self.chunked_units = frozenset[str]() if chunked is None else chunked.units

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from memadvisor.analyzers.altered_curve import FOREVER_S
 from memadvisor.analyzers.chunked_step import chunked_step
 from memadvisor.analyzers.script_changes.change import Facts, ScriptChange
+from memadvisor.analyzers.script_changes.lives import changed_lives
 from memadvisor.chunked_loss import ChunkedLoss
-from memadvisor.run.records import Storage
 
 _PLAN = "Have a plan make it for some rows at a time: `--chunked-loss auto` of `advise` and `run`; or, from"
 _CALL = " torch 2.13 on, call `torch.nn.functional.linear_cross_entropy(..., options=torch.nn.LinearCrossEntropyOptions())`."
@@ -19,13 +16,7 @@ def chunked_loss(facts: Facts) -> ScriptChange | None:
     if chunked is None:
         return None
     layer = chunked.layer
-    before, after = set(facts.rank.storages), set(chunked.without_scores().storages)
-    saved_bytes = facts.peak_saved_bytes(
-        change
-        for rows, sign in ((before - after, -1), (after - before, 1))
-        for row in rows
-        for change in _life(row, sign)
-    )
+    saved_bytes = facts.peak_saved_bytes(changed_lives(facts.rank, chunked.without_scores()))
     if not facts.is_worth(saved_bytes):
         return None
     return ScriptChange(
@@ -41,8 +32,3 @@ def chunked_loss(facts: Facts) -> ScriptChange | None:
 def _may_be_planned(facts: Facts) -> bool:
     """Whether the layer is whole on this rank, until the loss."""
     return not (facts.rank.shard_groups or facts.rank.pipeline_stages or facts.rank.tensor_parallel)
-
-
-def _life(row: Storage, sign: int) -> Iterator[tuple[float, int]]:
-    yield row.birth_s, sign * row.size_bytes
-    yield FOREVER_S if row.death_s is None else row.death_s, -sign * row.size_bytes

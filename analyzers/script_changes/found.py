@@ -10,6 +10,7 @@ from memadvisor.analyzers.communication import Communication, communication
 from memadvisor.analyzers.data_waits import DataWaits, data_waits
 from memadvisor.analyzers.matching import match_collectives
 from memadvisor.analyzers.script_changes.attention_scores import attention_scores
+from memadvisor.analyzers.script_changes.autocast import autocast
 from memadvisor.analyzers.script_changes.bucket_views import bucket_views
 from memadvisor.analyzers.script_changes.change import Facts, ScriptChange
 from memadvisor.analyzers.script_changes.chunked_loss import chunked_loss
@@ -30,6 +31,7 @@ _FINDERS: tuple[Callable[[Facts], ScriptChange | None], ...] = (
     growth,
     loader_workers,
     narrow_products,
+    autocast,
     held_results,
     attention_scores,
     chunked_loss,

@@ -43,7 +43,11 @@ from memadvisor.unit_ranges import unit_ranges
 from memadvisor.units import GIB, format_bytes, format_seconds
 
 # Changes of the script that plans make where they are asked to.
-_ASKED = {"chunked_loss": "--chunked-loss auto", "fused_updates": "--fused-updates"}
+_ASKED = {
+    "autocast": "--autocast bf16",
+    "chunked_loss": "--chunked-loss auto",
+    "fused_updates": "--fused-updates",
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

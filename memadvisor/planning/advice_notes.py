@@ -240,6 +240,7 @@ def _precision_notes(precision: Precision) -> Iterator[str]:
 def _autocast_notes(autocast: str | None) -> Iterator[str]:
     if autocast is not None:
         yield f"Every plan is lossy: {autocast_loss_text(autocast)}"
+        yield "Times of compute are those recorded: what bfloat16 makes faster, or slower, is not in them."
 
 
 def _compression_notes(compression: Compression) -> Iterator[str]:

@@ -252,11 +252,6 @@ def _check_autocast(asked: Asked, step: CapturedStep) -> None:
         ),
     }
     check_autocast(asked.autocast, excluded, "This advice", UsageError)
-    if asked.autocast is not None:
-        raise UsageError(
-            "What a step takes under autocast is not predicted yet.",
-            hint=f"`memadvisor run --autocast {asked.autocast}` applies it, and measures.",
-        )
 
 
 def _check_one_update(optimizer_bits: int | None, step: CapturedStep) -> None:

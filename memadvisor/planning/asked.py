@@ -28,6 +28,7 @@ class Asked:
         done = {
             "fused_updates": self.fused_updates,
             "chunked_loss": self.chunked_loss is not None,
+            "autocast": self.autocast is not None,
             "narrow_products": self.autocast is not None,
         }
         return tuple(kind for kind, is_done in done.items() if is_done)

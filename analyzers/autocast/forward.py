@@ -1,0 +1,153 @@
+"""The forwards of a recorded step as autocast has them: what is bfloat16 there, and which copies it makes."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import pairwise
+
+from memadvisor.analyzers.autocast.graph import FORWARDS, Call, StepGraph
+from memadvisor.analyzers.autocast.math_attention import MathAttention
+from memadvisor.analyzers.autocast.operands import operand_shape
+from memadvisor.analyzers.autocast.recasting import NARROW, WIDE, Recasting
+from memadvisor.analyzers.autocast.rules import Computes, computes
+from memadvisor.analyzers.shapes import dimensions
+from memadvisor.run.records import ModuleCall, Storage
+from memadvisor.run.run import RankRun
+
+_PROMOTED = ("aten::cat", "aten::stack")  # which autocast itself has work on the widest dtype
+_SUMS, _PRODUCTS = ("aten::add", "aten::add_"), ("aten::mm", "aten::bmm")
+_ATTENTION_DIMENSIONS = 4  # of queries, keys, values and results; logsumexps have less, and stay float32
+
+
+class Forwards:
+    """Goes through the operators once, in the order in which they ran."""
+
+    def __init__(self, rank: RankRun, graph: StepGraph, recasting: Recasting) -> None:
+        self._graph = graph
+        self._recasting = recasting
+        self._device_type = rank.process.device.partition(":")[0]
+        self._weights = {
+            row.storage_id for row in rank.storages if row.category == "parameter" and row.dtype == WIDE
+        }
+        self._following = {id(one): other.row.name for one, other in pairwise(graph.calls)}
+        self._attention = MathAttention(graph.calls)
+        self._cached: dict[tuple[int, float], int] = {}  # of weights, by outermost call
+        for call in graph.calls:
+            if call.row.phase in FORWARDS and graph.outermost_at(call.row.start_s) is not None:
+                self._run(call)
+        for outermost in graph.outermost:
+            if outermost.phase == "forward":
+                self._give_back(rank, outermost)
+
+    def rule(self, call: Call) -> Computes:
+        if id(call) in self._attention.inside:
+            return Computes.WIDE
+        if self._adds_bias(call):
+            return Computes.NARROW
+        return computes(call.row.name, self._device_type, self._following.get(id(call), ""))
+
+    def _adds_bias(self, call: Call) -> bool:
+        """Whether it is the end of a linear layer that torch has as a product and a sum: its bias is an operand as well."""
+        if call.row.name not in _SUMS or len(call.reads) != 2:
+            return False
+        product, bias = call.reads
+        return (
+            bias.storage_id in self._weights
+            and len(dimensions(bias.shape)) == 1
+            and product.operator in _PRODUCTS
+            and product.module == call.row.module
+        )
+
+    def _run(self, call: Call) -> None:
+        rule = self.rule(call)
+        numbers = [row for row in call.reads if row.dtype in (WIDE, NARROW)]
+        if rule is Computes.NARROW:
+            for row in numbers:
+                if not self._recasting.is_narrow(row):
+                    self._copy(call, row, NARROW)
+            self._make(call, is_narrow=bool(numbers))
+        elif rule is Computes.WIDE:
+            for row in numbers:
+                if row.storage_id in self._recasting.narrow:
+                    self._copy(call, row, WIDE)
+            if id(call) in self._attention.last:
+                self._cast_result(call)
+        elif rule is Computes.AS_FIRST:
+            first = next(iter(numbers), None)
+            if first is not None and self._recasting.is_narrow(first):
+                self._make(call, is_narrow=True, like=first)
+        else:
+            self._make(call, is_narrow=self._are_narrow(numbers))
+            self._meet(call, numbers)
+
+    def _cast_result(self, call: Call) -> None:
+        for row in call.made:
+            self._recasting.add(row, WIDE, row, birth_s=row.birth_s, death_s=call.row.end_s)
+            self._recasting.narrow.add(row.storage_id)
+
+    def _are_narrow(self, numbers: list[Storage]) -> bool:
+        """Whether the widest of several is bfloat16; a single number has no say among larger tensors."""
+        large = [row for row in numbers if dimensions(row.shape)] or numbers
+        return bool(large) and all(map(self._recasting.is_narrow, large))
+
+    def _make(self, call: Call, *, is_narrow: bool, like: Storage | None = None) -> None:
+        if not is_narrow:
+            return
+        is_attention = call.row.name.startswith("aten::_scaled_dot_product_")
+        for row in call.made:
+            if row.dtype != WIDE or (is_attention and len(dimensions(row.shape)) != _ATTENTION_DIMENSIONS):
+                continue
+            if like is None or like.size_bytes == row.size_bytes:
+                self._recasting.narrow.add(row.storage_id)
+
+    def _meet(self, call: Call, numbers: list[Storage]) -> None:
+        """Both dtypes meet: on a CPU the operator, and everywhere what autocast promotes, has the narrow ones in float32."""
+        if len({self._recasting.is_narrow(row) for row in numbers}) < 2 or not call.made:
+            return
+        if self._device_type == "cpu" or call.row.name in _PROMOTED:
+            for row in numbers:
+                if row.storage_id in self._recasting.narrow:
+                    self._copy(call, row, WIDE, keeps=False)
+
+    def _copy(self, call: Call, row: Storage, dtype: str, *, keeps: bool = True) -> None:
+        """What an operator is given in another dtype; what it would keep of the original, it `keeps` of the copy."""
+        saved = self._recasting.saved_by(row.storage_id, call.row.node) if keeps else []
+        around = self._graph.outermost_at(call.row.start_s)
+        place = next(iter(call.made), row)
+        is_weight = row.storage_id in self._weights and dtype == NARROW and around is not None
+        end_s = call.row.end_s
+        if is_weight and around is not None:
+            known = self._cached.get((row.storage_id, around.start_s))
+            if known is not None:
+                self._recasting.keep_too(known, saved)
+                return
+            end_s = max(end_s, around.end_s)  # its cache is emptied there
+        number = self._recasting.add(
+            row,
+            dtype,
+            place,
+            birth_s=call.row.start_s,
+            death_s=end_s,
+            saved=saved,
+            held_s=end_s if is_weight else None,
+            shape=operand_shape(call, row, self._recasting.shapes_of(saved)),
+        )
+        if is_weight and around is not None:
+            self._cached[row.storage_id, around.start_s] = number
+
+    def _give_back(self, rank: RankRun, outermost: ModuleCall) -> None:
+        """What the script gets of a model is float32: a copy of what was made, which goes once nobody asks for it."""
+        rows = {row.storage_id: row for row in rank.storages}
+        place = bisect_right(self._graph.calls, outermost.end_s, key=lambda call: call.row.start_s) - 1
+        last_s = min(outermost.end_s, self._graph.calls[place].row.end_s) if place >= 0 else outermost.start_s
+        cast_s = (last_s + outermost.end_s) / 2
+        for tensor in rank.call_tensors:
+            row = rows.get(tensor.storage_id)
+            if tensor.call_id != outermost.call_id or tensor.role != "output" or row is None:
+                continue
+            if row.storage_id in self._recasting.narrow:
+                later = self._recasting.saved_after(row.storage_id, outermost.end_s)
+                self._recasting.add(row, WIDE, row, birth_s=cast_s, death_s=row.death_s, saved=later)
+                self._recasting.deaths[row.storage_id] = self._recasting.kept_until(
+                    row.storage_id, outermost.end_s
+                )

@@ -1,0 +1,167 @@
+"""Storages of a step while they are being turned into those of the same step under autocast."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+
+from memadvisor.analyzers.shapes import dimensions
+from memadvisor.precision import ITEM_BYTES
+from memadvisor.run.records import Saved, Storage
+from memadvisor.run.run import RankRun
+
+WIDE, NARROW = "float32", "bfloat16"
+CAST = "aten::_to_copy"
+_CUDA_UNIT_BYTES = 512  # its allocator's sizes are multiples of it
+_STATES = ("parameter", "gradient", "optimizer_state", "communication")
+
+
+class Recasting:
+    """`narrow`: float32 storages that are bfloat16 now. What else changes of a recorded storage is kept apart from it, until
+    `done`."""
+
+    def __init__(self, rank: RankRun) -> None:
+        self._rank = rank
+        self._is_on_cuda = rank.process.device.startswith("cuda")
+        self._numbers = max((row.storage_id for row in rank.storages), default=0)
+        self.narrow: set[int] = set()
+        self.births: dict[int, float] = {}
+        self.deaths: dict[int, float | None] = {}
+        self.halved: set[int] = set()  # of no dtype
+        self._added: dict[int, Storage] = {}
+        self._moved: dict[int, int] = {}  # by place among the saved rows, the storage that is kept instead
+        self._saved: dict[int, list[tuple[int, Saved]]] = defaultdict(list)
+        for place, row in enumerate(rank.saved):
+            self._saved[row.storage_id].append((place, row))
+
+    # ---- what is asked -----------------------------------------------------------------------
+
+    def is_narrow(self, row: Storage) -> bool:
+        return row.dtype == NARROW or row.storage_id in self.narrow
+
+    def bytes_in(self, row: Storage, dtype: str, shape: str = "") -> int:
+        """What a recorded float32 storage takes in a dtype, or a tensor of this shape on it."""
+        if dtype == WIDE and shape in ("", row.shape):
+            return row.size_bytes
+        shape = shape or row.shape
+        size_bytes = ITEM_BYTES[dtype] * math.prod(dimensions(shape)) if shape else 0
+        most_bytes = -(-row.size_bytes * ITEM_BYTES[dtype] // ITEM_BYTES[WIDE])
+        if not size_bytes or size_bytes > most_bytes:
+            size_bytes = most_bytes
+        return -(-size_bytes // _CUDA_UNIT_BYTES) * _CUDA_UNIT_BYTES if self._is_on_cuda else size_bytes
+
+    def saved_by(self, storage_id: int, node: int | None) -> list[int]:
+        """Places of the rows that say that this node keeps the storage."""
+        return [place for place, row in self._saved[storage_id] if node is not None and row.node == node]
+
+    def shapes_of(self, saved: Iterable[int]) -> list[str]:
+        return [self._rank.saved[place].shape for place in saved]
+
+    def kept_until(self, storage_id: int, time_s: float) -> float | None:
+        """When the last of what had saved it by then lets go of it, and `time_s` at the least; None: not in this step."""
+        ends = [row.released_s for _, row in self._saved[storage_id] if row.saved_s < time_s]
+        return None if None in ends else max([time_s, *(end_s for end_s in ends if end_s is not None)])
+
+    def saved_after(self, storage_id: int, time_s: float) -> list[int]:
+        return [place for place, row in self._saved[storage_id] if row.saved_s >= time_s]
+
+    # ---- what is changed ---------------------------------------------------------------------
+
+    def add(
+        self,
+        like: Storage,
+        dtype: str,
+        place: Storage,
+        *,
+        birth_s: float,
+        death_s: float | None,
+        saved: Iterable[int] = (),
+        held_s: float | None = None,
+        shape: str = "",
+    ) -> int:
+        """A copy of `like`, or of a tensor of this shape on it, in a dtype, made where and when `place` was, and by `birth_s`; kept by autograd in place of it where
+        the `saved` rows say so, and as long. Its number."""
+        self._numbers += 1
+        self._moved.update(dict.fromkeys(saved, self._numbers))
+        self._added[self._numbers] = replace(
+            place,
+            storage_id=self._numbers,
+            birth_s=birth_s,
+            death_s=self._last_of(saved, death_s),
+            size_bytes=self.bytes_in(like, dtype, shape),
+            category="activation" if saved else "temporary",
+            dtype=dtype,
+            shape=shape or like.shape,
+            operator=CAST,
+            last_use_s=death_s,
+            last_forward_use_s=None,
+            address=None,
+            last_held_s=held_s,
+            accumulated_s=None,
+        )
+        return self._numbers
+
+    def keep_too(self, number: int, saved: Iterable[int]) -> None:
+        """Autograd keeps this copy in place of what these rows say, too."""
+        self._moved.update(dict.fromkeys(saved, number))
+        row = self._added[number]
+        self._added[number] = replace(
+            row, death_s=self._last_of(saved, row.death_s), category="activation" if saved else row.category
+        )
+
+    def keep_until(self, number: int, death_s: float) -> None:
+        row = self._added[number]
+        if row.death_s is not None and row.death_s < death_s:
+            self._added[number] = replace(row, death_s=death_s)
+
+    def _last_of(self, saved: Iterable[int], death_s: float | None) -> float | None:
+        ends = [self._rank.saved[place].released_s for place in saved]
+        if death_s is None or None in ends:
+            return None
+        return max([death_s, *(end_s for end_s in ends if end_s is not None)])
+
+    # ---- what has come of it -----------------------------------------------------------------
+
+    def done(self) -> RankRun:
+        saved = tuple(
+            replace(row, storage_id=self._moved[place], size_bytes=self._added[self._moved[place]].size_bytes)
+            if place in self._moved
+            else replace(row, size_bytes=row.size_bytes // 2)
+            if row.storage_id in self.narrow
+            else row
+            for place, row in enumerate(self._rank.saved)
+        )
+        storages = [self._changed(row) for row in self._rank.storages]
+        return replace(
+            self._rank,
+            storages=tuple(sorted([*storages, *self._added.values()], key=lambda row: row.birth_s)),
+            saved=saved,
+        )
+
+    def _changed(self, row: Storage) -> Storage:
+        if row.storage_id in self.narrow:
+            row = replace(row, dtype=NARROW, size_bytes=self.bytes_in(row, NARROW))
+        elif row.storage_id in self.halved:
+            row = replace(row, size_bytes=row.size_bytes // 2)
+        row = replace(row, birth_s=self.births.get(row.storage_id, row.birth_s))
+        rows = self._saved[row.storage_id]
+        moved = [saved for place, saved in rows if place in self._moved]
+        if row.storage_id in self.deaths:
+            row = replace(row, death_s=self.deaths[row.storage_id])
+        elif moved and row.category not in _STATES and row.phase != "baseline":
+            row = self._without(row, [saved for place, saved in rows if place not in self._moved])
+        return row
+
+    def _without(self, row: Storage, left: Iterable[Saved]) -> Storage:
+        """A storage that a copy is kept in place of: it is there until its last use, and as long as others hold it."""
+        left = list(left)
+        ends = [saved.released_s for saved in left]
+        if None in ends:
+            return row
+        uses = (row.last_forward_use_s, row.last_held_s, *ends)
+        last_s = max((time_s for time_s in uses if time_s is not None), default=row.birth_s)
+        category = "temporary" if not left and row.category == "activation" else row.category
+        death_s = last_s if row.death_s is None else min(row.death_s, last_s)
+        return replace(row, death_s=max(death_s, row.birth_s), category=category)

@@ -1,0 +1,77 @@
+"""The recorded rank as it would be with its models' forwards under autocast to bfloat16 (memadvisor/autocast.py).
+
+The traced step tells which storages each operator was given and has made, and which node of the backward is whose. So
+dtypes are worked out from one operator to the next by torch's rules (rules.py): operands of products are copies in
+bfloat16, of a weight one copy until the forward ends, and autograd keeps these; what is made of bfloat16 alone is
+bfloat16; a gradient has the dtype of what it is of, and is cast where its node computed it in the other.
+
+Not known, and not in it: what the script itself converts to float32 where it is float32 anyway, which leaves no trace;
+what matrix products in bfloat16 allocate for themselves on a CPU; and how long anything takes in bfloat16.
+"""
+
+from __future__ import annotations
+
+from memadvisor.analyzers.autocast.backward import Backwards
+from memadvisor.analyzers.autocast.forward import Forwards
+from memadvisor.analyzers.autocast.graph import StepGraph
+from memadvisor.analyzers.autocast.recasting import WIDE, Recasting
+from memadvisor.analyzers.autocast.rules import is_recurrent
+from memadvisor.analyzers.derivatives import differentiated_backwards
+from memadvisor.analyzers.inner_workspaces import INSIDE
+from memadvisor.analyzers.weight_casts import is_weight_cast
+from memadvisor.errors import UsageError
+from memadvisor.run.records import Storage
+from memadvisor.run.run import RankRun
+
+_WITH_COPIES = ("aten::convolution", "aten::mkldnn_convolution")  # and their backwards
+
+
+def required_autocast(rank: RankRun) -> RankRun:
+    """Raises UsageError where the script computes in bfloat16 already, or nobody can say what would change."""
+    why = why_not(rank)
+    if why is not None:
+        raise UsageError(f"--autocast: {why[0]}", hint=why[1])
+    return under_autocast(rank)
+
+
+def why_not(rank: RankRun) -> tuple[str, str] | None:
+    """Why nothing is predicted of it, and what to do; None where it is."""
+    if any(row.dtype in ("bfloat16", "float16") for row in rank.parameters) or any(
+        is_weight_cast(row, rank.parameters) for row in rank.storages
+    ):
+        return "this training is in 16 bits already.", "leave it out."
+    if not any(row.dtype == WIDE for row in rank.parameters):
+        return f"no parameter of this training is {WIDE}.", "leave it out."
+    if not rank.operator_reads:
+        return "this run does not tell what its operators read.", "profile the script again."
+    if any(is_recurrent(row.name) for row in rank.operators):
+        return (
+            "what torch's recurrent layers allocate in 16 bits is not known.",
+            "leave it out; `run --autocast bf16` measures it.",
+        )
+    if differentiated_backwards(rank):
+        return (
+            "this loss is made of a derivative, and what autocast makes of that is not predicted.",
+            "leave it out; `run --autocast bf16` measures it.",
+        )
+    return None
+
+
+def under_autocast(rank: RankRun) -> RankRun:
+    graph, recasting = StepGraph(rank), Recasting(rank)
+    Backwards(graph, Forwards(rank, graph, recasting), recasting)
+    for row in rank.storages:
+        if row.operator.startswith(INSIDE) and _is_copy_of_narrow(row, graph, recasting):
+            recasting.halved.add(row.storage_id)
+    return recasting.done()
+
+
+def _is_copy_of_narrow(row: Storage, graph: StepGraph, recasting: Recasting) -> bool:
+    """Whether an operator has it for itself as a copy of what is bfloat16 now: it is as large as that, or a convolution's on a
+    CPU, in a layout of its own."""
+    if row.device == "cpu" and row.operator.removeprefix(INSIDE).startswith(_WITH_COPIES):
+        return True
+    call = graph.running_at(row.birth_s)
+    return call is not None and any(
+        one.storage_id in recasting.narrow and one.size_bytes == row.size_bytes for one in call.reads
+    )
