@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Protocol
@@ -14,6 +14,7 @@ from memadvisor.analyzers.narrow_shares import narrow_shares
 from memadvisor.analyzers.weight_casts import cached_casts, is_weight_cast
 from memadvisor.cost.step import STATES
 from memadvisor.precision import Precision
+from memadvisor.run.cut import innermost
 from memadvisor.run.records import CallTensor, ModuleCall, Saved, Step, Storage
 from memadvisor.run.run import RankRun
 
@@ -62,10 +63,12 @@ class Placed:
 class Passes:
     """Where each unit's forward and backward of each call are, for units that run in one piece.
 
-    `called_again`: those that are called several times in a micro-batch.
+    `called_again`: those that are called several times in a micro-batch. `containing`: units that others are inside of,
+    around whose forward an engine does nothing, even where it never calls those (attention that takes the weights of its
+    output layer, and leaves the layer alone).
     """
 
-    def __init__(self, pieces: Sequence[Stretch]) -> None:
+    def __init__(self, pieces: Sequence[Stretch], containing: Collection[str] = ()) -> None:
         found: dict[tuple[str, str, int | None, int], list[int]] = defaultdict(list)
         for position, piece in enumerate(pieces):
             if piece.unit is not None:
@@ -76,7 +79,7 @@ class Passes:
         split = {
             unit
             for (phase, unit, *_), places in found.items()
-            if (phase == "forward" and len(places) > 1) or phase == "recompute"
+            if (phase == "forward" and len(places) > 1) or phase == "recompute" or unit in containing
         }
         self.called_again = {unit for _, unit, _, call in found if call}
         for (phase, unit, micro_batch, call), places in found.items():
@@ -169,7 +172,7 @@ class Placement:
         self.step = step
         self.pieces = pieces
         self.precision = precision
-        self.passes = Passes(pieces)
+        self.passes = Passes(pieces, _containing(rank))
         self._whole = place_storages(rank, step, pieces)
         self._shares = narrow_shares(rank, pieces, precision)
         self.freed = {n for n, one in enumerate(self._whole) if self.passes.unit_that_frees(one) is not None}
@@ -187,6 +190,12 @@ class Placement:
         row = one.row
         size_bytes = int(sizes.get(row.storage_id, row.size_bytes) * self._shares.get(row.storage_id, 1))
         return one if size_bytes == row.size_bytes else replace(one, row=replace(row, size_bytes=size_bytes))
+
+
+def _containing(rank: RankRun) -> frozenset[str]:
+    names = {unit.name for unit in rank.units}
+    around = (innermost(name.rpartition(".")[0], names) for name in names if name)
+    return frozenset(name for name in around if name is not None)
 
 
 def _is_held_again(

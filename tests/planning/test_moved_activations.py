@@ -165,3 +165,37 @@ def test_what_leaves_and_comes_back_is_what_the_simulator_said(
     without = make_plan(1, 0, "chosen", tuple(here))
     kept = simulate(step, write_schedule(without, step.units), None)
     assert predicted.peak.total_bytes < 0.95 * kept.peak.total_bytes
+
+
+class Encoded(nn.Module):
+    """Attention is a unit, and so is its output layer, which it never calls; an engine does nothing around it."""
+
+    def __init__(self):
+        super().__init__()
+        self.into, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+        self.layer = nn.TransformerEncoderLayer(WIDTH, 2, 2 * WIDTH, batch_first=True)
+
+    def loss(self):
+        return self.head(self.layer(self.into(torch.randn(BATCH, LENGTH, WIDTH)))).square().mean()
+
+
+@pytest.mark.parametrize("away", [(), ("layer.*",)])
+def test_units_around_others_are_left_as_they_are(away):
+    plain, _ = recorded(Encoded, 1, bf16=False)
+    step = captured_step(plain)
+    units = tuple(
+        UnitPlan(
+            name=unit.name,
+            zero_stage=0,
+            recompute=not away and unit.name in step.recomputable,
+            activation_tier="disk" if any(fnmatch(unit.name, word) for word in away) else "device",
+        )
+        for unit in step.units
+    )
+    plan = make_plan(1, policy="chosen", units=units)
+    ours, _ = recorded(Encoded, 1, bf16=False, plan=plan)
+    predicted = simulate(step, write_schedule(plan, step.units), None, transfers=DISK).peak.total_bytes
+
+    assert "layer.self_attn.out_proj" in step.states
+    assert "layer.self_attn" not in step.recomputable
+    assert predicted == pytest.approx(ours.ranks[0].traced_step.peak_allocated_bytes, rel=1e-3)
