@@ -6,7 +6,7 @@ from torch import nn
 
 import memadvisor
 from memadvisor.in_making import is_in_making
-from tests.engines.trainings import applied, make_plan
+from tests.engines.trainings import Noted, applied, make_plan
 
 NUM_LAYERS, NUM_STEPS = 20, 4  # more layers than models are searched for
 
@@ -14,7 +14,7 @@ NUM_LAYERS, NUM_STEPS = 20, 4  # more layers than models are searched for
 class Layer(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Linear(8, 8), nn.SiLU())
-        self.runs = []  # not a number, which a second run puts back
+        self.runs = Noted()
 
     def forward(self, x):
         self.runs.append(None)

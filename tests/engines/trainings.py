@@ -17,6 +17,20 @@ from memadvisor.engines.apply import install
 from memadvisor.plan import Plan, UnitPlan
 
 
+class Noted:
+    """What a module notes of its runs, which is no list, and so is not put back for a second one."""
+
+    def __init__(self) -> None:
+        self.values: list[object] = []
+        self.append, self.clear = self.values.append, self.values.clear
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, place: int) -> object:
+        return self.values[place]
+
+
 class Block(nn.Module):
     def __init__(self, dim: int, dropout: float, checkpointed: bool = False, smooth: bool = False) -> None:
         super().__init__()

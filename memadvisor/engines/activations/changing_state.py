@@ -1,6 +1,9 @@
-"""Buffers that a forward changes (running statistics) and attributes that it sets (what it has made for its next call, a
-count), as they were before it: a second run begins with those, and leaves the live ones alone, so that they are updated
-once."""
+"""Buffers that a forward changes (running statistics), attributes that it sets (what it has made for its next call, a
+count) and lists and dictionaries that it changes, as they were before it: a second run begins with those, and leaves the
+live ones alone, so that they are updated once.
+
+So it is with parameters and buffers that the script puts in place of a module's own for a call
+(`torch.func.functional_call`): when the backward comes the module has its own again."""
 
 from __future__ import annotations
 
@@ -10,25 +13,39 @@ from typing import Any
 
 import torch
 
+from memadvisor.engines.activations.changing_containers import OF_EVERY_MODULE, ChangingContainers
+from memadvisor.engines.activations.second_run import without_graph
+
 _Entry = tuple[dict[str, Any], str, Any]  # a module's buffers or attributes, name, value before the forward
 _ABSENT = object()
 # Attributes that a second run begins with again. Others would be held until then: tensors, and all that they came from.
 _LIGHT = (type(None), bool, int, float, str)
-_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
+# Those of other classes (DTensor) are put in place by who shards the model, for each run anew.
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class State:
-    """What a forward is about to change, as it is before; before it has run, all that it may change."""
+    """What a forward is about to change, as it is before; before it has run, all that it may change. `given`: the
+    parameters and buffers that it runs with, which are its module's own or the script's."""
 
-    __slots__ = ("attributes", "buffers", "light")
+    __slots__ = ("attributes", "buffers", "containers", "given", "light")
 
-    def __init__(self, buffers: list[_Entry], layers: list[torch.nn.Module]) -> None:
+    def __init__(
+        self, buffers: list[_Entry], layers: list[torch.nn.Module], tensors: list[dict[str, Any]]
+    ) -> None:
         self.buffers = buffers
         self.attributes: list[_Entry] = []
         self.light = [(vars(layer), frozenset(vars(layer)), _light_of(vars(layer))) for layer in layers]
+        self.containers = ChangingContainers(vars(layer) for layer in layers)
+        self.given = [
+            (owner, name, value)
+            for owner in tensors
+            for name, value in owner.items()
+            if type(value) in _PLAIN
+        ]
 
     def learn_attributes(self) -> None:
-        """After the forward: which attributes it has set."""
+        """After the forward: which attributes it has set, and what it was given."""
         for owner, names, light in self.light:
             self.attributes += [
                 (owner, name, old) for name, old in light.items() if owner.get(name, _ABSENT) is not old
@@ -36,6 +53,13 @@ class State:
             if not names >= owner.keys():
                 self.attributes += [(owner, name, _ABSENT) for name in owner if name not in names]
         self.light = []
+        self.containers.learn()
+        # A buffer that the forward has replaced is among those that it changes.
+        self.given = [
+            (owner, name, without_graph(value))
+            for owner, name, value in self.given
+            if owner.get(name) is value
+        ]
 
 
 class ChangingState:
@@ -44,6 +68,9 @@ class ChangingState:
 
     def __init__(self) -> None:
         self._known: weakref.WeakKeyDictionary[torch.nn.Module, list[tuple[str, str]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._tensors: weakref.WeakKeyDictionary[torch.nn.Module, list[dict[str, Any]]] = (
             weakref.WeakKeyDictionary()
         )
         self._layers: weakref.WeakKeyDictionary[torch.nn.Module, list[weakref.ref[torch.nn.Module]]] = (
@@ -55,6 +82,9 @@ class ChangingState:
         known = self._known.get(module)
         if known is None:
             self._layers[module] = [weakref.ref(each) for each in module.modules() if not _is_of_torch(each)]
+            self._tensors[module] = [
+                owner for each in module.modules() for owner in (each._parameters, each._buffers) if owner
+            ]
             buffers = [(owner, name, value.clone()) for _, owner, name, value in _named_buffers(module)]
         else:
             owners = [(module.get_submodule(path)._buffers, name) for path, name in known]
@@ -62,7 +92,7 @@ class ChangingState:
                 (owner, name, value.clone()) for owner, name in owners if (value := owner[name]) is not None
             ]
         layers = [layer for each in self._layers[module] if (layer := each()) is not None]
-        return State(buffers, layers)
+        return State(buffers, layers, self._tensors[module])
 
     def learn(self, module: torch.nn.Module, before: State) -> None:
         """After a forward: what it changed. Normalisation changes its own buffers without telling."""
@@ -85,7 +115,7 @@ def _light_of(attributes: dict[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in attributes.items()
-        if isinstance(value, _LIGHT) and name not in _OF_EVERY_MODULE
+        if isinstance(value, _LIGHT) and name not in OF_EVERY_MODULE
     }
 
 
@@ -117,7 +147,16 @@ class WithState:
 
     def __enter__(self) -> None:
         before = self._before
-        self._live = [(owner, name, owner.get(name, _ABSENT)) for owner, name, _ in _entries(before)]
+        replaced = [
+            (owner, name, value)
+            for owner, name, value in before.given
+            if (live := owner.get(name)) is not value and type(live) in _PLAIN
+        ]
+        containers = before.containers.as_before()
+        entries = (*replaced, *_entries(before), *containers)
+        self._live = [(owner, name, owner.get(name, _ABSENT)) for owner, name, _ in entries]
+        for entry in (*replaced, *containers):
+            _put(*entry)
         for owner, name, value in before.buffers:
             owner[name] = value.clone()  # a graph that is kept is recomputed again
         for entry in before.attributes:

@@ -1,8 +1,13 @@
 """What a forward sets on its modules is, for a second run, as it was before the first, and afterwards as it is."""
 
-import torch
+from collections import Counter, deque
 
-from tests.engines.trainings import applied, make_plan
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.func import functional_call
+
+from tests.engines.trainings import Noted, applied, make_plan
 
 
 class Cached(torch.nn.Module):
@@ -25,7 +30,7 @@ class Counting(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.linear = torch.nn.Linear(9, 9)
-        self.runs = []
+        self.runs = Noted()
 
     def forward(self, x):
         self.count = getattr(self, "count", 0) + 1
@@ -66,3 +71,103 @@ def test_a_count_of_calls_goes_on_as_without_the_plan():
     assert ours == plain
     assert model[2].count == plain_model[2].count == 4
     assert sorted(model[2].runs) == [1, 1, 2, 2, 3, 3, 4, 4]  # each was run again with its own count
+
+
+class Remembering(torch.nn.Module):
+    """What it does depends on what it has put into lists and dictionaries, in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(9, 9)
+        self.kinds = Counter(calls=1)
+        self.means, self.last, self.made, self.seen = [], deque([0.0], maxlen=2), {}, set()
+        self.long = [1.0] * 100
+        self.runs = Noted()
+
+    def forward(self, x):
+        y = self.linear(x)
+        self.means.append(float(y.detach().mean()))
+        self.last.append(self.means[-1])
+        self.kinds["calls"] += 1
+        self.seen.add(len(self.means) % 3)
+        self.made[len(self.made)] = y.detach()
+        self.long.append(0.5)
+        self.runs.append(len(self.means))
+        scale = len(self.means) + self.last[0] + self.kinds["calls"] + len(self.seen) + len(self.made)
+        return torch.tanh(y * (scale + sum(self.long)) / 100)
+
+
+def test_lists_and_dictionaries_that_a_forward_changes_in_place_are_changed_once():
+    """The second run appended once more, and made the backward of another forward."""
+    plain, plain_model = train(Remembering)
+    with applied(make_plan(1, policy="every-layer")):
+        ours, model = train(Remembering)
+
+    assert ours == plain
+    for name in ("means", "last", "kinds", "seen", "long"):
+        assert getattr(model[1], name) == getattr(plain_model[1], name)
+    assert list(model[1].made) == list(plain_model[1].made)
+    assert len(model[1].runs) == 2 * len(plain_model[1].runs)
+
+
+class Dropping(torch.nn.Module):
+    """Has what it made in a list that the script empties before the backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.made = torch.nn.Linear(9, 9), []
+
+    def forward(self, x):
+        self.made.append(torch.tanh(self.linear(x)))
+        return self.made[-1] * 2
+
+
+def test_tensors_in_a_list_are_not_held_for_a_second_run():
+    with applied(make_plan(1, policy="every-layer")):
+        model = torch.nn.Sequential(Dropping(), Dropping())
+        torch.optim.SGD(model.parameters(), lr=0.1)
+        loss = model(torch.randn(5, 9)).sum()
+        made = [torch.multiprocessing.reductions.StorageWeakRef(model[0].made[0].untyped_storage())]
+        model[0].made.clear()
+        assert made[0].expired()
+        loss.backward()
+    assert model[0].linear.weight.grad is not None
+
+
+class Normed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = torch.nn.Linear(9, 9), torch.nn.BatchNorm1d(9)
+        self.register_buffer("shift", torch.zeros(9))
+
+    def forward(self, x):
+        return x + torch.tanh(self.norm(self.linear(x)) + self.shift)
+
+
+def meta_train(create_graph):
+    """A step on copies of the weights, and the loss of a call with those."""
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(Normed(), Normed())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = []
+    for _ in range(3):
+        inner = model(torch.randn(5, 9)).square().mean()
+        slopes = torch.autograd.grad(inner, list(model.parameters()), create_graph=create_graph)
+        own = zip(model.named_parameters(), slopes, strict=True)
+        fast = {name: value - 0.5 * slope for (name, value), slope in own}
+        fast |= {name: value + 1 for name, value in model.named_buffers() if name.endswith("shift")}
+        loss = F.mse_loss(functional_call(model, fast, (torch.randn(5, 9),)), torch.ones(5, 9))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_a_unit_that_is_called_with_other_weights_runs_again_with_those(create_graph):
+    """The module had its own again when the backward came, and gradients were of a model that never ran."""
+    plain = meta_train(create_graph)
+    with applied(make_plan(1, policy="every-layer")):
+        ours = meta_train(create_graph)
+    assert ours == plain

@@ -9,7 +9,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from memadvisor.plan import UnitPlan
 from tests.analyzers.test_derivatives import BLOCKS, Forces, Potential
-from tests.engines.trainings import applied, make_plan
+from tests.engines.trainings import Noted, applied, make_plan
 from tests.planning.test_moved_activations import recorded
 
 ALL = make_plan(1, policy="every-layer")
@@ -58,7 +58,7 @@ class Species(nn.Module):
     def __init__(self):
         super().__init__()
         self.linear, self.table = nn.Linear(9, 9), nn.Linear(9, 9)
-        self.made = []
+        self.made = Noted()
 
     def forward(self, x):
         own = self.table(torch.ones(5, 9)).square()

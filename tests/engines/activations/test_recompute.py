@@ -21,7 +21,7 @@ from memadvisor.engines.script import planned
 from memadvisor.engines.script.live import model_fingerprint
 from memadvisor.errors import PlanError
 from memadvisor.plan import UnitPlan
-from tests.engines.trainings import Block, Model, applied, make_plan
+from tests.engines.trainings import Block, Model, Noted, applied, make_plan
 
 
 def train_alone(model, steps=10, bf16=False, seed=0, kwargs=None):
@@ -110,7 +110,7 @@ class Stateful(torch.nn.Module):
         super().__init__()
         self.linear = torch.nn.Linear(dim, dim)
         self.register_buffer("u", torch.ones(dim))
-        self.runs = []
+        self.runs = Noted()
 
     def forward(self, x):
         self.runs.append(x.shape)
@@ -165,7 +165,7 @@ class Watched(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.linear = torch.nn.Linear(9, 9)
-        self.devices = []
+        self.devices = Noted()
 
     def forward(self, x):
         self.devices.append(torch.get_default_device().type)
@@ -178,7 +178,7 @@ def test_the_second_run_is_under_the_default_device_of_the_first():
         with torch.device("meta"):
             output = model(x)
         output.sum().backward()
-    assert [unit.devices for unit in model] == [["meta"] * 2] * 3
+    assert [list(unit.devices) for unit in model] == [["meta"] * 2] * 3
 
 
 def test_an_input_that_is_changed_in_place_is_an_error_as_it_is_without_recomputation():

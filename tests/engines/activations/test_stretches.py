@@ -12,7 +12,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from memadvisor.plan import UnitPlan
-from tests.engines.trainings import Block, NormBlock, applied, make_plan
+from tests.engines.trainings import Block, NormBlock, Noted, applied, make_plan
 
 NAMES = [f"blocks.{number}" for number in range(6)]
 
@@ -285,7 +285,7 @@ class Watched(nn.Module):
 
 def test_a_second_run_lets_go_of_what_nobody_takes_any_more():
     """Blocks 0 and 1, inside an inner stretch, are done with when block 5 runs; block 2's output is block 3's input."""
-    made, gone = [], []
+    made, gone = Noted(), Noted()
     model = make_model([lambda: Watched(made, gone)] * 6)
     with applied(nested_plan([(0, 5), (0, 2)])):
         model(torch.randn(4, 3, 5)).square().mean().backward()

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from memadvisor.plan import UnitPlan
-from tests.engines.trainings import applied, make_plan
+from tests.engines.trainings import Noted, applied, make_plan
 
 NUM_STEPS, NUM_BLOCKS, WIDTH = 3, 2, 8
 
@@ -13,7 +13,7 @@ NUM_STEPS, NUM_BLOCKS, WIDTH = 3, 2, 8
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.linear, self.runs = nn.Linear(WIDTH, WIDTH), []  # not a number, which a second run puts back
+        self.linear, self.runs = nn.Linear(WIDTH, WIDTH), Noted()
 
     def forward(self, x):
         self.runs.append(None)
