@@ -58,6 +58,7 @@ class PlannedModels:
         self._met: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._kinds: set[tuple[str, bool]] = set()  # of those that have been met
         self._others: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
+        self._parts: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # of models that were met
         self._num_looks: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self._is_stage: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
         self._stages: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # that a plan made by hand has met
@@ -74,7 +75,8 @@ class PlannedModels:
         is_trainable = _is_trainable(root)
         if not self.plan.models:
             return is_trainable and self._num_looks.get(root, 0) < _MOST_LOOKS
-        if root in self._met:  # called again: another of its fingerprint is another of the plan's models
+        # Called again: another of its fingerprint is another of the plan's models. A second run calls parts by themselves.
+        if root in self._met or root in self._parts:
             return False
         return bool(self._due) and self._others.get(root) is not is_trainable
 
@@ -114,6 +116,7 @@ class PlannedModels:
             )
         self._due = [model for model in self._due if model.name != name]
         self._met.add(root)
+        self._parts.update(module for module in root.modules() if module is not root)
         self._kinds.add(_kind(root))
         return model, write_schedule(plan, model.rows)
 

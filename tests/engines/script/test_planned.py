@@ -40,3 +40,19 @@ def test_a_model_whose_forward_the_script_calls_itself_is_refused_with_what_to_d
 
     assert "calls the model's forward itself" in str(refused.value)
     assert "as in model(inputs)" in refused.value.hint
+
+
+def test_parts_of_a_model_that_was_met_are_no_models_though_another_is_still_due():
+    """A critic trains before its generator has been called with gradients; its blocks run again, and call their layers."""
+    critic, maker = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), nn.Sequential(nn.Linear(2, 4))
+    named = zip(("", "model1"), (critic, maker), strict=True)
+    models = tuple(
+        PlannedModel(name=name, fingerprint=model_fingerprint(model), is_trainable=True)
+        for name, model in named
+    )
+    planned = PlannedModels(Plan(num_ranks=1, zero_stage=0, policy="chosen", models=models))
+    planned.read(critic)
+
+    assert not planned.may_be_due(critic[0])
+    planned.refuse_strangers(torch.optim.SGD(critic.parameters(), lr=0.1))
+    assert planned.may_be_due(maker)
