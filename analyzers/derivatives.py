@@ -6,6 +6,9 @@ What units' forwards keep is asked for by that backward, and once more by the lo
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from memadvisor.run.records import Span
@@ -20,10 +23,7 @@ def differentiated_backwards(rank: RankRun) -> tuple[Span, ...]:
     step = rank.traced_step
     if step is None:
         return ()
-    backwards = sorted(
-        (span for span in rank.spans if span.step == step.index and span.kind == "backward"),
-        key=lambda span: span.start_s,
-    )
+    backwards = _backwards([span for span in rank.spans if span.step == step.index])
     again = [call for call in rank.module_calls if call.phase == "recompute"]
     return tuple(
         span
@@ -36,9 +36,70 @@ def differentiated_backwards(rank: RankRun) -> tuple[Span, ...]:
     )
 
 
+def with_derivatives_inside(rank: RankRun) -> RankRun:
+    """The same with a derivative, what it is taken of and the backward of its loss in one micro-batch: the recorder counts
+    those by backwards. Steps with another number of backwards than the traced one are left as they are.
+    """
+    starts = {span.start_s for span in differentiated_backwards(rank)}
+    step = rank.traced_step
+    if step is None or not starts:
+        return rank
+    of_step: dict[int, list[Span]] = defaultdict(list)
+    for span in rank.spans:
+        of_step[span.step].append(span)
+    is_derivative = [span.start_s in starts for span in _backwards(of_step[step.index])]
+    numbers = {index: _numbers(_backwards(spans), is_derivative) for index, spans in of_step.items()}
+    own = numbers[step.index]
+    return replace(
+        rank,
+        spans=tuple(
+            replace(span, micro_batch=numbers[span.step].get(span.micro_batch, span.micro_batch))
+            for span in rank.spans
+        ),
+        saved=tuple(
+            replace(row, micro_batch=own.get(row.micro_batch, row.micro_batch)) for row in rank.saved
+        ),
+    )
+
+
+def copies_released_s(rank: RankRun) -> tuple[float, ...]:
+    """When the graph of a derivative lets go of what forwards kept: were these run again, of copies that it holds alone."""
+    kept: dict[int, float] = {}  # by storage, when it was first saved
+    for row in rank.saved:
+        kept[row.storage_id] = min(row.saved_s, kept.get(row.storage_id, row.saved_s))
+    derivatives = differentiated_backwards(rank)
+    return tuple(
+        row.released_s
+        for span in derivatives
+        for row in rank.saved
+        if span.start_s <= row.saved_s <= span.end_s
+        and kept[row.storage_id] < span.start_s
+        and row.released_s is not None
+        and row.released_s > span.end_s
+    )
+
+
+def _backwards(spans: Sequence[Span]) -> list[Span]:
+    return sorted((span for span in spans if span.kind == "backward"), key=lambda span: span.start_s)
+
+
+def _numbers(backwards: Sequence[Span], is_derivative: Sequence[bool]) -> Mapping[int, int]:
+    """By number of a micro-batch as it was counted, that of the first of those that it is one with."""
+    if len(backwards) != len(is_derivative):
+        return {}
+    numbers: dict[int, int] = {}
+    first: int | None = None
+    for span, goes_on in zip(backwards, is_derivative, strict=True):
+        first = span.micro_batch if first is None else first
+        numbers[span.micro_batch] = first
+        first = first if goes_on else None
+    return numbers
+
+
 def units_differentiated(rank: RankRun) -> tuple[str, ...]:
-    """Units whose backward runs in such a one, and that keep something of before it until a later one, in the model's
-    order."""
+    """Units whose backward runs in such a one, and that keep something that they have made before it until a later one, in
+    the model's order."""
+    made_by = {row.storage_id: row.unit for row in rank.storages if row.phase == "forward"}
     found: set[str] = set()
     for span in differentiated_backwards(rank):
         through = {
@@ -49,6 +110,9 @@ def units_differentiated(rank: RankRun) -> tuple[str, ...]:
         found |= {
             row.unit
             for row in rank.saved
-            if row.unit in through and row.saved_s < span.start_s and (row.released_s or 0.0) > span.end_s
+            if row.unit in through
+            and made_by.get(row.storage_id) == row.unit
+            and row.saved_s < span.start_s
+            and (row.released_s or 0.0) > span.end_s
         }
     return tuple(unit.name for unit in rank.units if unit.name in found)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from memadvisor.analyzers.levels import Event, apply, highest, plain
 from memadvisor.analyzers.placement import Passes, Placed
-from memadvisor.cost.step import Level
+from memadvisor.cost.level import Level
 from memadvisor.run.records import UNEXPLAINED, Saved
 
 

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from memadvisor.analyzers.placement import Passes, Placed
+from memadvisor.analyzers.walked_twice import Copies, earlier_copies
 from memadvisor.cost.step import STATES, BoundaryTensor, Inner
 
 
@@ -17,14 +18,14 @@ def inner_storages(
 
     A weight that autocast has cast stays in its cache until the forward's context is left.
     """
-    sizes: Counter[tuple[str, str, int, int, int]] = Counter()
+    sizes: Counter[tuple[str, str, int, int, int, Copies]] = Counter()
     for number in sorted(freed):
         item = placed[number]
         unit, backward = passes.forward[item.birth]
         freed_after = passes.end_of_forward(item.birth) if number in casts else item.birth
-        key = (unit, item.row.category, item.birth, freed_after, min(item.death, backward))
-        sizes[key] += item.row.size_bytes
-    for (unit, category, birth, freed_after, death), size_bytes in sizes.items():
+        death, copies = min(item.death, backward), earlier_copies(item, passes)
+        sizes[unit, item.row.category, item.birth, freed_after, death, copies] += item.row.size_bytes
+    for (unit, category, birth, freed_after, death, copies), size_bytes in sizes.items():
         yield Inner(
             unit=unit,
             category=category,
@@ -32,6 +33,7 @@ def inner_storages(
             birth_segment=birth,
             freed_after_segment=freed_after,
             death_segment=death,
+            earlier_copies=copies,
         )
 
 
@@ -113,6 +115,7 @@ def boundary_tensors(
             saved_until=saved_until(item, starts),
             input_of=input_of,
             cast_again=again,
+            earlier_copies=earlier_copies(item, passes) if is_saved_by_maker and not again else (),
         )
     return found
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
@@ -24,7 +25,8 @@ class Piece:
 
     `unit` None: outside any unit. `micro_batch` None: before, between or after the micro-batches; from the
     first forward of a micro-batch to its last backward everything belongs to it. `call`: which of the unit's calls in
-    its micro-batch this is, or is the backward of.
+    its micro-batch this is, or is the backward of. `walk`: which of its micro-batch's backwards goes through it; there are
+    several where the loss is made of a derivative (derivatives.py).
     """
 
     phase: str
@@ -33,6 +35,7 @@ class Piece:
     start_s: float
     end_s: float
     call: int = 0
+    walk: int = 0
 
     @property
     def pass_number(self) -> int | None:
@@ -52,7 +55,8 @@ def cut_step(spans: Sequence[Span], step: Step, checkpointing: Collection[str] =
     for span in own:
         times |= {max(span.start_s, step.start_s), min(span.end_s, step.end_s)}
     starting = sorted(own, key=_nesting)
-    calls = _calls(starting)
+    walks = _walks(starting)
+    calls = _calls(starting, walks)
     ordered = sorted(times)
     active: list[Span] = []
     pieces: list[Piece] = []
@@ -63,7 +67,7 @@ def cut_step(spans: Sequence[Span], step: Step, checkpointing: Collection[str] =
             position += 1
         active = [span for span in active if span.end_s > start_s]
         innermost = max(active, key=_nesting) if active else None
-        _append(pieces, innermost, calls.get(id(innermost), 0), start_s, end_s)
+        _append(pieces, innermost, calls.get(id(innermost), 0), walks.get(id(innermost), 0), start_s, end_s)
     return _fill_micro_batches(pieces)
 
 
@@ -122,10 +126,24 @@ def _nesting(span: Span) -> tuple[float, bool, float]:
     return span.start_s, span.kind in _UNIT_PHASES, -span.end_s
 
 
-def _calls(spans: Sequence[Span]) -> dict[int, int]:
+def _walks(spans: Sequence[Span]) -> dict[int, int]:
+    """By id of a backward, or of a unit's, in which of its micro-batch's backwards it is."""
+    backwards: dict[int | None, list[Span]] = defaultdict(list)
+    for span in spans:
+        if span.kind == "backward":
+            backwards[span.micro_batch].append(span)
+    return {
+        id(span): bisect_right([each.start_s for each in among], span.start_s) - 1
+        for span in spans
+        if span.kind in ("backward", "unit_backward") and len(among := backwards[span.micro_batch]) > 1
+    }
+
+
+def _calls(spans: Sequence[Span], walks: Mapping[int, int]) -> dict[int, int]:
     """By id of a unit's span, which call it is of those in its micro-batch; 0 where there is one, or they do not match.
 
-    Autograd goes through what was called last first (nodes in falling order of their sequence numbers).
+    Autograd goes through what was called last first (nodes in falling order of their sequence numbers). Of several
+    backwards each is taken to go through the last calls before it; placement.py holds that against what they ask for.
     """
     found: dict[tuple[str, int | None], dict[str, list[Span]]] = defaultdict(lambda: defaultdict(list))
     for span in spans:
@@ -134,13 +152,27 @@ def _calls(spans: Sequence[Span]) -> dict[int, int]:
     calls: dict[int, int] = {}
     for by_phase in found.values():
         forwards, backwards = by_phase["forward"], by_phase["backward"]
-        if len(forwards) == len(backwards) > 1 and not by_phase["recompute"]:
-            calls |= {id(span): call for call, span in enumerate(forwards)}
-            calls |= {id(span): call for call, span in enumerate(reversed(backwards))}
+        if len(forwards) < 2 or by_phase["recompute"]:
+            continue
+        by_walk: dict[int, list[Span]] = defaultdict(list)
+        for span in backwards:
+            by_walk[walks.get(id(span), 0)].append(span)
+        before = {
+            walk: sum(each.end_s <= own[0].start_s for each in forwards) for walk, own in by_walk.items()
+        }
+        if len(by_walk) == 1 and len(backwards) != len(forwards):
+            continue
+        if any(len(own) > before[walk] for walk, own in by_walk.items()):
+            continue
+        calls |= {id(span): call for call, span in enumerate(forwards)}
+        for walk, own in by_walk.items():
+            calls |= {id(span): before[walk] - 1 - place for place, span in enumerate(own)}
     return calls
 
 
-def _append(pieces: list[Piece], span: Span | None, call: int, start_s: float, end_s: float) -> None:
+def _append(
+    pieces: list[Piece], span: Span | None, call: int, walk: int, start_s: float, end_s: float
+) -> None:
     if span is None:
         owner: tuple[str, str | None, int | None] = ("outside", None, None)
     elif span.kind in _UNIT_PHASES:
@@ -148,11 +180,23 @@ def _append(pieces: list[Piece], span: Span | None, call: int, start_s: float, e
     else:
         owner = (span.kind, None, None if span.kind == "optimizer" else span.micro_batch)
     last = pieces[-1] if pieces else None
-    if last is not None and (last.phase, last.unit, last.micro_batch, last.call) == (*owner, call):
+    if last is not None and (last.phase, last.unit, last.micro_batch, last.call, last.walk) == (
+        *owner,
+        call,
+        walk,
+    ):
         start_s = pieces.pop().start_s
     phase, unit, micro_batch = owner
     pieces.append(
-        Piece(phase=phase, unit=unit, micro_batch=micro_batch, call=call, start_s=start_s, end_s=end_s)
+        Piece(
+            phase=phase,
+            unit=unit,
+            micro_batch=micro_batch,
+            call=call,
+            walk=walk,
+            start_s=start_s,
+            end_s=end_s,
+        )
     )
 
 
@@ -181,6 +225,23 @@ def typical_durations(
     if total_s <= 0:
         return [step_time_s / len(pieces)] * len(pieces), step_time_s
     return [duration * step_time_s / total_s for duration in typical], step_time_s
+
+
+def cut_again(
+    pieces: Sequence[Piece], durations: Sequence[float], times_s: Iterable[float]
+) -> tuple[tuple[Piece, ...], list[float]]:
+    """The same cut at more times, the durations of pieces dealt out in proportion."""
+    ordered = sorted(times_s)
+    cut: list[Piece] = []
+    dealt: list[float] = []
+    for piece, duration_s in zip(pieces, durations, strict=True):
+        first, last = bisect_right(ordered, piece.start_s), bisect_left(ordered, piece.end_s)
+        times = (piece.start_s, *dict.fromkeys(ordered[first:last]), piece.end_s)
+        for start_s, end_s in pairwise(times):
+            share = 1.0 if len(times) == 2 else (end_s - start_s) / (piece.end_s - piece.start_s)
+            cut.append(replace(piece, start_s=start_s, end_s=end_s))
+            dealt.append(duration_s * share)
+    return tuple(cut), dealt
 
 
 def _keys(pieces: Sequence[Piece]) -> list[_Key]:

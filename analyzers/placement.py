@@ -31,6 +31,8 @@ class Stretch(Protocol):
     @property
     def call(self) -> int: ...
     @property
+    def walk(self) -> int: ...
+    @property
     def pass_number(self) -> int | None: ...
     @property
     def start_s(self) -> float: ...
@@ -63,7 +65,9 @@ class Placed:
 class Passes:
     """Where each unit's forward and backward of each call are, for units that run in one piece.
 
-    `called_again`: those that are called several times in a micro-batch. `containing`: units that others are inside of,
+    `called_again`: those that are called several times in a micro-batch, or that autograd goes through several times: for
+    a derivative, and for the loss that is made of it. `forward` and `backward` then have the last of these, `walked` all,
+    by forward segment. Units that it goes through more than twice are left out. `containing`: units that others are inside of,
     around whose forward an engine does nothing, even where it never calls those (attention that takes the weights of its
     output layer, and leaves the layer alone).
     """
@@ -76,17 +80,68 @@ class Passes:
         self.pieces = pieces
         self.forward: dict[int, tuple[str, int]] = {}  # forward segment -> unit, backward segment
         self.backward: dict[int, str] = {}
+        walks: dict[tuple[str, int | None, int], dict[int, int]] = defaultdict(dict)
+        finals: dict[int | None, int] = defaultdict(int)
+        for position, piece in enumerate(pieces):
+            if piece.phase == "backward":
+                finals[piece.micro_batch] = max(piece.walk, finals[piece.micro_batch])
+                if piece.unit is not None:
+                    walks[piece.unit, piece.micro_batch, piece.call].setdefault(piece.walk, position)
         split = {
             unit
             for (phase, unit, *_), places in found.items()
             if (phase == "forward" and len(places) > 1) or phase == "recompute" or unit in containing
         }
+        # Behind the first derivative of a unit, others may enter it where no one sees.
+        split |= {
+            unit
+            for (unit, micro_batch, _), own in walks.items()
+            if len(own) > 2 or [*own] != [*range(min(own), finals[micro_batch] + 1)]
+        }
+        self.walked: dict[int, tuple[int, ...]] = {}
         self.called_again = {unit for _, unit, _, call in found if call}
         for (phase, unit, micro_batch, call), places in found.items():
             backward = found.get(("backward", unit, micro_batch, call))
             if phase == "forward" and backward and unit not in split:
-                self.forward[places[0]] = unit, backward[0]
-                self.backward[backward[0]] = unit
+                through = tuple(sorted(walks[unit, micro_batch, call].values()))
+                self.forward[places[0]] = unit, through[-1]
+                self.backward[through[-1]] = unit
+                if len(through) > 1:
+                    self.walked[places[0]] = through
+                    self.called_again.add(unit)
+
+    def leave_out(self, unit: str) -> None:
+        """Nothing of it runs again."""
+        for position in [position for position, (own, _) in self.forward.items() if own == unit]:
+            del self.backward[self.forward.pop(position)[1]]
+            self.walked.pop(position, None)
+
+    def otherwise_asked(self, placed: Sequence[Placed]) -> set[str]:
+        """Units that autograd was not seen to go through in all that asks for what they keep: it enters some in their
+        middle, from the graph of a derivative, and some calls are not those that they were taken for."""
+        found = set()
+        for item in placed if self.walked else ():
+            own = [(row, self.forward_at(row.saved_s)) for row in item.saved]
+            owners = {self._owner(position) for _, position in own if position is not None}
+            for row, position in own:
+                if position in self.walked and not self._is_of(position, row.unpacked_s, ()):
+                    found.add(row.unit)
+                is_made = position is None and item.birth in self.walked
+                if is_made and not self._is_of(item.birth, row.saved_s, owners):
+                    found.add(self.forward[item.birth][0])
+        return found
+
+    def _owner(self, position: int) -> tuple[str | None, int | None]:
+        return self.pieces[position].unit, self.pieces[position].pass_number
+
+    def _is_of(
+        self, position: int, time_s: float | None, others: Collection[tuple[str | None, int | None]]
+    ) -> bool:
+        """Whether a moment, if there is one, is in a backward of this forward segment's call, or of others."""
+        if time_s is None:
+            return True
+        at = self.segment_at(time_s)
+        return self.pieces[at].phase == "backward" and self._owner(at) in {self._owner(position), *others}
 
     def unit_that_frees(self, item: Placed) -> str | None:
         """The unit whose recomputation would free this storage: it alone keeps it, from its forward on."""
@@ -103,6 +158,9 @@ class Passes:
 
     def last_of_backward(self, position: int) -> int:
         """The last segment in which what a unit's backward used may still be dropped: the next one."""
+        own = self.pieces[position]
+        while position + 1 < len(self.pieces) and _is_of_same(own, self.pieces[position + 1]):
+            position += 1
         return position + 1
 
     def end_of_forward(self, position: int) -> int:
@@ -126,6 +184,16 @@ class Passes:
             return None
         position = self.segment_at(time_s)
         return position if position in self.forward else None
+
+
+def _is_of_same(one: Stretch, other: Stretch) -> bool:
+    """Two pieces in a row, which were cut for another's sake."""
+    return (one.phase, one.unit, one.pass_number, one.walk) == (
+        other.phase,
+        other.unit,
+        other.pass_number,
+        other.walk,
+    )
 
 
 def place_storages(rank: RankRun, step: Step, pieces: Sequence[Stretch]) -> list[Placed]:
@@ -174,10 +242,17 @@ class Placement:
         self.precision = precision
         self.passes = Passes(pieces, _containing(rank))
         self._whole = place_storages(rank, step, pieces)
+        for unit in self.passes.otherwise_asked(self._whole):
+            self.passes.leave_out(unit)
         self._shares = narrow_shares(rank, pieces, precision)
         self.freed = {n for n, one in enumerate(self._whole) if self.passes.unit_that_frees(one) is not None}
         cached = cached_casts(rank)
         self.casts = {n for n, one in enumerate(self._whole) if one.saved and one.row.storage_id in cached}
+
+    def walked_passes(self) -> frozenset[tuple[str, int | None]]:
+        """Units' passes that autograd goes through for a derivative too."""
+        found = (self.pieces[position] for position in self.passes.walked)
+        return frozenset((piece.unit, piece.pass_number) for piece in found if piece.unit is not None)
 
     def with_micro_batches(self, divisor: int | Fraction) -> list[Placed]:
         """All storages, with micro-batches of 1/divisor of their size."""

@@ -25,14 +25,15 @@ from memadvisor.analyzers.saved_storages import grouped, saved_storages
 from memadvisor.analyzers.step_storages import step_storages
 from memadvisor.analyzers.unit_operators import Forward, unit_forwards
 from memadvisor.analyzers.unit_parts import parted_passes
+from memadvisor.analyzers.walked_twice import dropped_copies
 from memadvisor.cost.kept import ForwardOperators
+from memadvisor.cost.level import Level
 from memadvisor.cost.rounded_activations import RoundableStorage, Timeline
 from memadvisor.cost.saved import SavedStorages
 from memadvisor.cost.step import (
     STATES,
     BoundaryTensor,
     Inner,
-    Level,
     PartedPasses,
     SecondRuns,
     StepStorage,
@@ -104,9 +105,11 @@ def segment_memory(placement: Placement, divisor: int | Fraction) -> Memory:
     levels, timelines = [], []
     missed: dict[int, int] = {}
     operators = {}
-    asked = first_asked(rank.saved, passes, placed)
+    asked, dropped = first_asked(rank.saved, passes, placed), dropped_copies(placed, passes)
     for position, piece in enumerate(pieces):
         unsaved = _without_saving(piece, events[position], placed, freed, casts)
+        if position in dropped:
+            unsaved = _with_drops(unsaved, dropped[position], placed)
         around = asked.get(position)
         level, timeline = _levels(piece, start, events[position], unsaved, placed, gradients, buffers, around)
         levels.append(level)
@@ -360,6 +363,17 @@ def _without_saving(
             changed.append(event)
     changed.sort(key=lambda event: (event.time_s, event.delta_bytes > 0))
     return changed
+
+
+def _with_drops(
+    events: Sequence[_Event], drops: Sequence[tuple[float, int]], placed: Sequence[Placed]
+) -> Sequence[_Event]:
+    """The same with the ends of copies that a second run has made for a derivative."""
+    ends = [
+        _Event(time_s, -placed[number].row.size_bytes, placed[number].row.category, number, False)
+        for time_s, number in drops
+    ]
+    return sorted((*events, *ends), key=lambda event: (event.time_s, event.delta_bytes > 0))
 
 
 def _growth(piece: Stretch, events: Sequence[_Event], placed: Sequence[Placed]) -> dict[str, int]:

@@ -12,12 +12,19 @@ from memadvisor.analyzers.autocast.step import required_autocast
 from memadvisor.analyzers.batch_sizes import slow_convolutions
 from memadvisor.analyzers.chunked_step import required_chunked_step
 from memadvisor.analyzers.data_ranks import num_splitting
+from memadvisor.analyzers.derivatives import copies_released_s, with_derivatives_inside
 from memadvisor.analyzers.fused_step import fused_seconds, with_fused_updates
 from memadvisor.analyzers.gradient_use import leaves_gradients_alone
 from memadvisor.analyzers.nested_backwards import with_nested_backwards
 from memadvisor.analyzers.observed_collectives import observed_collectives
 from memadvisor.analyzers.out_of_memory import way_on
-from memadvisor.analyzers.pieces import Piece, checkpointing_units, cut_step, typical_durations
+from memadvisor.analyzers.pieces import (
+    Piece,
+    checkpointing_units,
+    cut_again,
+    cut_step,
+    typical_durations,
+)
 from memadvisor.analyzers.pipeline_passes import with_passes_apart
 from memadvisor.analyzers.placement import Placement
 from memadvisor.analyzers.planned_models import is_each_called_once, live_gradients, planned_models
@@ -85,6 +92,9 @@ class RecordedStep:
     ) -> None:
         traced, rank, step = _traced_ranks(run, of_rank)
         rank = with_nested_backwards(with_passes_apart(rank) if rank.pipeline_stages else rank)
+        # What several ranks share, and an allocator's blocks, are not played for a derivative.
+        has_derivatives = (num_ranks or rank.process.world_size) == 1 and rank.process.device == "cpu"
+        rank = with_derivatives_inside(rank) if has_derivatives else rank
         rank = with_fused_updates(rank) if fused_updates else rank
         rank = rank if autocast is None else required_autocast(rank)
         chunked = None if chunked_loss is None else required_chunked_step(rank, step, chunked_loss)
@@ -101,6 +111,8 @@ class RecordedStep:
         checkpointing = checkpointing_units(rank)
         self._pieces = cut_step(rank.spans, step, checkpointing)
         self._durations, self._step_time_s = typical_durations(rank, self._pieces, checkpointing)
+        released_s = copies_released_s(rank) if has_derivatives else ()
+        self._pieces, self._durations = cut_again(self._pieces, self._durations, released_s)
         self.measured_step_time_s = self._step_time_s
         if fused_updates:
             self._step_time_s -= _shorten_updates(
@@ -160,7 +172,12 @@ class RecordedStep:
             make_storages=memory.make_storages,
             make_parted=memory.make_parted,
             recomputable=_recomputable(
-                {unit.name for unit in units}, memory, runs, self._second_run_cost, repeats
+                {unit.name for unit in units},
+                memory,
+                runs,
+                self._second_run_cost,
+                repeats,
+                self._placement.walked_passes(),
             ),
             second_runs=runs,
             second_run_cost=self._second_run_cost,
@@ -306,6 +323,7 @@ def _segments(
             unit=piece.unit,
             micro_batch=piece.micro_batch,
             call=piece.call,
+            walk=piece.walk,
             duration_s=duration,
             captured=levels.captured,
             own_gradients=levels.own_gradients,
@@ -325,9 +343,12 @@ def _recomputable(
     runs: Mapping[tuple[str, int | None], SecondRun],
     cost: SecondRunCost,
     repeats: int,
+    walked: Collection[tuple[str, int | None]],
 ) -> dict[str, float]:
-    """Seconds of recomputing, over all micro-batches, of each unit that recomputing would free bytes of."""
+    """Seconds of recomputing, over all micro-batches, of each unit that recomputing would free bytes of. `walked`: units'
+    passes that autograd goes through twice."""
     return {
-        unit: repeats * sum(run.seconds(cost) for (owner, _), run in runs.items() if owner == unit)
+        unit: repeats
+        * sum(run.seconds(cost) * (1 + (key in walked)) for key, run in runs.items() if key[0] == unit)
         for unit in dict.fromkeys(item.unit for item in memory.inner if item.unit in known)
     }

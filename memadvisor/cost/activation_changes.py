@@ -68,6 +68,8 @@ def changes_of_recomputation(step: CapturedStep, stretches: Stretches) -> Iterab
         yield SegmentChange(own, first, last, -size_bytes)
         yield SegmentChange("temporary", first, last, size_bytes)
         yield SegmentChange(own, last + 1, back, -size_bytes, ends_inside=True)
+        for from_segment, to_segment in item.earlier_copies:
+            yield SegmentChange(own, from_segment, to_segment, size_bytes, begins_inside=True)
         passed = item.unit, item.birth_segment
         passes[passed] = max(item.death_segment, passes.get(passed, 0))
     for (unit, forward), backward in passes.items():
@@ -88,6 +90,8 @@ def changes_of_recomputation(step: CapturedStep, stretches: Stretches) -> Iterab
         elif needed > death:
             yield SegmentChange(tensor.category, death, death, tensor.missed_bytes, begins_inside=True)
             yield SegmentChange(tensor.category, death + 1, needed, size_bytes)
+        for first, last in tensor.earlier_copies if maker in stretches else ():
+            yield SegmentChange(tensor.category, first, last, size_bytes, begins_inside=True)
         if tensor.cast_again:
             yield from _cast_again(step, tensor, stretches, needed)
             continue

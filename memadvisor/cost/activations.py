@@ -16,12 +16,13 @@ from memadvisor.cost.activation_changes import (
     changes_of_recomputation,
 )
 from memadvisor.cost.kept import ForwardOperators
+from memadvisor.cost.level import Level
 from memadvisor.cost.moved_activations import Away, Moves
 from memadvisor.cost.parted_units import PartedUnits
 from memadvisor.cost.parts import Modules
 from memadvisor.cost.rounded_activations import RoundedActivations
 from memadvisor.cost.second_run import RNG_STATE_BYTES
-from memadvisor.cost.step import STATES, Bytes, CapturedStep, Level, Segment
+from memadvisor.cost.step import STATES, Bytes, CapturedStep, Segment
 from memadvisor.cost.stretches import Stretches
 from memadvisor.stretches import Stretch
 

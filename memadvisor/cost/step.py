@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from memadvisor.cost.kept import ForwardOperators
+from memadvisor.cost.level import Level, Totals
 from memadvisor.cost.parts import PartedPass
 from memadvisor.cost.places import place_in
 from memadvisor.cost.rounded_activations import RoundableStorage, RoundingCost, Timeline
@@ -30,32 +31,6 @@ PartedPasses = Mapping[tuple[str, int | None], tuple[PartedPass, ...]]
 # Categories that a plan rewrites as a whole: under our engine they are modelled, not replayed.
 STATES = ("parameter", "gradient", "optimizer_state", "communication")
 VIEWS = ("captured", "own_gradients", "passing_gradients", "collected_gradients")  # of a Segment
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Level:
-    """Bytes alive in a segment, at its start and at its highest instant.
-
-    `peak_unsaved`: the highest instant had this forward kept nothing for the backward but its inputs; of a unit's backward,
-    the highest from when it first asks for what the unit has kept. It equals `peak` for all other segments.
-    `until_asked`, of such a backward: what has come since its start, less what has gone, when it asks; `most_until_asked`:
-    the most of that before it does.
-    """
-
-    start: Bytes
-    peak: Bytes
-    peak_unsaved: Bytes
-    until_asked: Bytes = field(default_factory=dict)
-    most_until_asked: Bytes = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
-    """What a `Level` has of all categories, by segment."""
-
-    start: tuple[int, ...]
-    peak: tuple[int, ...]
-    peak_unsaved: tuple[int, ...]
 
 
 _CALLS_APART = 2**20
@@ -93,6 +68,7 @@ class Segment:
     growth: Bytes
     live_gradients: frozenset[str] | None = None
     call: int = 0
+    walk: int = 0
 
     @property
     def pass_number(self) -> int | None:
@@ -104,7 +80,8 @@ class Inner:
     """Bytes that only unit `unit` keeps from its forward for its backward.
 
     Where the unit is recomputed they are temporaries, free after its forward or a later segment, and are
-    there again in its backward.
+    there again in its backward. `earlier_copies`: from which segment to which there is one beside, of a second run for a
+    derivative that the loss is made of.
     """
 
     unit: str
@@ -113,6 +90,7 @@ class Inner:
     birth_segment: int
     freed_after_segment: int
     death_segment: int
+    earlier_copies: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +101,7 @@ class BoundaryTensor:
     it for, in which segment it is released. `input_of` gives the backward segment of each unit that takes
     it as input: recomputing that unit keeps it so long. `missed_bytes`: what the segment that it dies in would reach
     beyond what it does, if it lived on; all of it where it dies before that segment's highest instant.
+    `earlier_copies`: as of an `Inner`, where the unit that makes it saves it.
     `cast_again`, of a weight that autocast has cast: each call of a unit that saves it, by the segment of its backward, and
     of that where it is released. Its cache ends with the forward, so each of them casts anew when it runs again.
     """
@@ -136,6 +115,7 @@ class BoundaryTensor:
     saved_until: Mapping[str, int]
     input_of: Mapping[str, int]
     cast_again: tuple[tuple[str, int, int], ...] = ()
+    earlier_copies: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,17 +232,23 @@ class CapturedStep:
 
     @cached_property
     def backwards(self) -> Mapping[tuple[str | None, int | None], int]:
-        """The first backward segment by unit and pass."""
-        found: dict[tuple[str | None, int | None], int] = {}
-        for position, segment in enumerate(self.segments):
-            if segment.phase == "backward":
-                found.setdefault((segment.unit, segment.pass_number), position)
-        return found
+        """The first backward segment by unit and pass, of the last backward that goes through it."""
+        return {key: walks[max(walks)] for key, walks in self._walks.items()}
 
     @cached_property
     def first_backwards(self) -> frozenset[int]:
-        """Where the backward of a unit's pass begins."""
-        return frozenset(self.backwards.values())
+        """Where a backward of a unit's pass begins."""
+        return frozenset(position for walks in self._walks.values() for position in walks.values())
+
+    @cached_property
+    def _walks(self) -> Mapping[tuple[str | None, int | None], dict[int, int]]:
+        """By unit and pass, the first segment of each backward that goes through it."""
+        found: dict[tuple[str | None, int | None], dict[int, int]] = {}
+        for position, segment in enumerate(self.segments):
+            if segment.phase == "backward":
+                walks = found.setdefault((segment.unit, segment.pass_number), {})
+                walks.setdefault(segment.walk, position)
+        return found
 
     @cached_property
     def backward_begins(self) -> Mapping[int | None, int]:
@@ -293,8 +279,8 @@ class CapturedStep:
 
     @cached_property
     def called_again(self) -> frozenset[str]:
-        """Units that are called several times in a micro-batch."""
-        return frozenset(s.unit for s in self.segments if s.call and s.unit is not None)
+        """Units that are called several times in a micro-batch, or gone through by several of its backwards."""
+        return frozenset(s.unit for s in self.segments if (s.call or s.walk) and s.unit is not None)
 
     @cached_property
     def _calls(self) -> Mapping[tuple[str | None, int | None], list[tuple[int, int | None]]]:
@@ -365,15 +351,15 @@ class CapturedStep:
         A unit that runs in several pieces of one micro-batch (others run inside it) is entered before the
         first and left after the last.
         """
-        first: dict[tuple[str, str | None, int | None], int] = {}
-        last: dict[tuple[str, str | None, int | None], int] = {}
+        first: dict[tuple[str, str | None, int | None, int], int] = {}
+        last: dict[tuple[str, str | None, int | None, int], int] = {}
         for position, segment in enumerate(self.segments):
-            key = (segment.phase, segment.unit, segment.micro_batch)
+            key = (segment.phase, segment.unit, segment.micro_batch, segment.walk)
             first.setdefault(key, position)
             last[key] = position
         edges = []
         for position, segment in enumerate(self.segments):
-            key = (segment.phase, segment.unit, segment.micro_batch)
+            key = (segment.phase, segment.unit, segment.micro_batch, segment.walk)
             is_units = segment.phase in ("forward", "backward") and segment.unit is not None
             counts = segment.phase == "optimizer" or is_units
             edges.append((counts and first[key] == position, counts and last[key] == position))
@@ -394,7 +380,11 @@ def play_order(step: CapturedStep) -> Iterator[tuple[int, bool, bool]]:
         end = position
         while end < len(step.segments) and step.segments[end].micro_batch == micro_batch:
             end += 1
+        final = max(step.segments[inside].walk for inside in range(position, end))
         for repeat in range(step.repeats):
+            is_last = micro_batch == last and repeat == step.repeats - 1
             for inside in range(position, end):
-                yield inside, micro_batch == last and repeat == step.repeats - 1, repeat > 0
+                segment = step.segments[inside]
+                is_of_derivative = segment.phase == "backward" and segment.walk < final
+                yield inside, is_last and not is_of_derivative, repeat > 0
         position = end

@@ -89,7 +89,9 @@ def _derivative_notes(run: Run, plain: CapturedStep) -> Iterator[str]:
     more = f" and {len(units) - 1} more" if len(units) > 1 else ""
     yield (
         f"The loss is made of a derivative (create_graph=True): what {units[0] or 'the model'}{more} keep{'s' * (not more)} is asked "
-        f"for by that and again by the loss's backward, and no plan here recomputes it. {_checkpoints_text(rank)} `memadvisor run "
+        "for by that and again by the loss's backward, and no plan here recomputes it: what more than two backwards ask for, "
+        "what one asks for that enters a unit in its middle, and what several ranks or a GPU hold meanwhile, is not predicted. "
+        f"{_checkpoints_text(rank)} `memadvisor run "
         "--policy every-layer` recomputes every block without a change of the script, and measures what that brings."
     )
 

@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from memadvisor.analyzers.checkpointing import predicted_checkpoints
 from memadvisor.analyzers.derivatives import differentiated_backwards, units_differentiated
+from memadvisor.analyzers.segments import captured_step
 from memadvisor.planning.advise import advise
-from memadvisor.units import format_bytes
 from tests.planning.test_moved_activations import Gpt, recorded
 from tests.planning.test_own_checkpoints import Around
 
@@ -75,21 +75,20 @@ class TwoLosses(Potential):
         return found.square().mean()
 
 
-def notes(run, memory_bytes=10**6):
-    return [note for note in advise(run, memory_bytes=memory_bytes).notes if "derivative" in note]
+def notes(run, memory_bytes=10**6, **options):
+    return [note for note in advise(run, memory_bytes=memory_bytes, **options).notes if "derivative" in note]
 
 
 @pytest.mark.parametrize("kind", [Potential, Forces])
-@pytest.mark.parametrize("num_micro_batches", [1, 2])
-def test_what_is_kept_for_a_derivative_and_the_loss_is_said_not_to_be_recomputed(kind, num_micro_batches):
-    run, _ = recorded(kind, num_micro_batches, bf16=False)
+def test_units_that_a_derivative_goes_through_too_are_known(kind):
+    """What several ranks hold between the two is not predicted."""
+    run, _ = recorded(kind, 2, bf16=False)
     rank = run.ranks[0]
-    best = predicted_checkpoints(rank).best(1)[0]
-    (note,) = notes(run)
 
-    assert len(differentiated_backwards(rank)) == num_micro_batches
+    assert len(differentiated_backwards(rank)) == 2
     assert set(BLOCKS) <= set(units_differentiated(rank))
-    assert f"to {format_bytes(best.peak_bytes)} (" in note
+    assert set(BLOCKS) <= set(captured_step(run).recomputable)
+    assert set(BLOCKS).isdisjoint(captured_step(run, num_ranks=2).recomputable)
 
 
 @pytest.mark.parametrize("kind", [Gpt, Around, TwoLosses])
@@ -118,6 +117,7 @@ def test_what_checkpoints_free_of_it_is_foretold(kind):
 def test_of_several_derivatives_nothing_is_foretold():
     """Checkpoints raise the peak: each derivative's graph has copies of its own."""
     plain, _ = recorded(partial(Potential, 2), 1, bf16=False)
+    assert not captured_step(plain).recomputable
     checkpointed, _ = recorded(partial(Potential, 2, checkpointed=True), 1, bf16=False)
     rows = {row.name: row for row in predicted_checkpoints(plain.ranks[0]).rows}
     (note,) = notes(plain)

@@ -20,6 +20,7 @@ class Piece:
     unit: str = "block"
     micro_batch: int = 0
     call: int = 0
+    walk: int = 0
 
 
 PASSES = Passes([Piece("forward", 0.0, 100.0), Piece("backward", 100.0, 200.0)])

@@ -2,11 +2,12 @@
 
 from hypothesis import strategies as st
 
+from memadvisor.cost.level import Level
 from memadvisor.cost.pipelines.captured import CapturedPipeline
 from memadvisor.cost.pipelines.one_chunk import one_forward_one_backward
 from memadvisor.cost.pipelines.work import Kind
 from memadvisor.cost.second_run import SecondRun
-from memadvisor.cost.step import CapturedStep, Inner, Level, Segment
+from memadvisor.cost.step import CapturedStep, Inner, Segment
 from memadvisor.run.records import Unit
 
 BASE_BYTES = 1000
