@@ -107,6 +107,12 @@ def batch_of(
     return num_samples, sum(each.numel() for each in firsts) if all(map(_are_tokens, firsts)) else None
 
 
+def is_result(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the first tensor that a model is called with is what another has returned, as autograd sees it."""
+    first = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), None)
+    return first is not None and first.grad_fn is not None
+
+
 def num_elements_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     """Elements of all tensors that a model is called with, those in lists and dicts too: how large the call is.
 

@@ -19,7 +19,7 @@ from memadvisor.capture.compiled import never_compiled
 from memadvisor.capture.listening import Listening
 from memadvisor.capture.module_info import ModuleInfo
 from memadvisor.capture.position import Position
-from memadvisor.capture.samples import LengthFirst, SeenBatches, batch_of, num_elements_of
+from memadvisor.capture.samples import LengthFirst, SeenBatches, batch_of, is_result, num_elements_of
 from memadvisor.run.cut import innermost
 
 _Mark = float | DeviceMark
@@ -34,13 +34,14 @@ _TIMED_SHARE = 16
 class Given:
     """What one model, or one part that the script calls itself, was called with where gradients were wanted.
 
-    None: some batch did not tell.
+    None: some batch did not tell. `takes_data`: some call was given what no other model had made.
     """
 
     num_calls: int = 0
     num_samples: int | None = 0
     num_tokens: int | None = 0
     model: str = ""
+    takes_data: bool = False
 
     def since(self, earlier: Given) -> Given:
         return Given(
@@ -48,6 +49,7 @@ class Given:
             _difference(self.num_samples, earlier.num_samples),
             _difference(self.num_tokens, earlier.num_tokens),
             self.model,
+            self.takes_data,
         )
 
 
@@ -82,13 +84,13 @@ class OpenStep:
 
     @property
     def main(self) -> Given:
-        """Of the model that was given the most samples, the first of them; a part that the script calls beside the
-        whole model (a generator over pieces of its output) is none."""
-        models: dict[str, list[Given]] = {}
+        """Of the model that was given the most samples, the first of them. What is only called with results of others is
+        none of these, where anything else is called: a loss of its own parameters has a row for each word."""
+        models: dict[str, dict[str, Given]] = {}
         for name, given in self.given.items():
-            if not any(name != other and innermost(name, {other}) == other for other in self.given):
-                models.setdefault(given.model, []).append(given)
-        told = map(_what_most_were_given, models.values())
+            models.setdefault(given.model, {})[name] = given
+        fed = [parts for parts in models.values() if any(given.takes_data for given in parts.values())]
+        told = map(_what_a_model_was_given, fed or models.values())
         return max(told, key=lambda given: given.num_samples or 0, default=Given(0, None, None))
 
 
@@ -302,6 +304,7 @@ class SpanLog:
         is_length_first = self.length_first.leave_model(name, args, kwargs)
         num_samples, num_tokens = batch_of(args, kwargs, is_length_first=is_length_first)
         is_known = num_samples is not None or num_tokens is not None
+        given.takes_data |= not is_result(args, kwargs)
         if is_known and step.seen.is_repeated(name, args, kwargs, self._position.micro_batch):
             return
         is_sure = step.traced or not info.may_be_length_first
@@ -354,9 +357,15 @@ def _first_tensor_with_grad(output: Any) -> torch.Tensor | None:
     return next((found for value in values if (found := _first_tensor_with_grad(value)) is not None), None)
 
 
-def _what_most_were_given(parts: list[Given]) -> Given:
-    """The first of as many samples as most parts of a model were given: a loss among them has a row for each word, and
-    a part that reads words letter by letter one for each of these."""
+def _what_a_model_was_given(given: dict[str, Given]) -> Given:
+    """A part that the script calls beside the whole model (a generator over pieces of its output) tells nothing. Of parts
+    alone it is the first of as many samples as most were given: a loss among them has a row for each word, and a part
+    that reads words letter by letter one for each of these."""
+    parts = [
+        part
+        for name, part in given.items()
+        if not any(name != other and innermost(name, {other}) == other for other in given)
+    ]
     known = Counter(part.num_samples or 0 for part in parts if part.num_samples)
     most = max(known.values(), default=0)
     return next((part for part in parts if known[part.num_samples or 0] == most), parts[0])

@@ -201,6 +201,42 @@ def test_a_part_that_is_called_beside_the_whole_model_tells_no_samples(tmp_path)
     assert prof.run.ranks[0].steps[1].num_samples == 4
 
 
+@pytest.mark.parametrize("is_generator_first", [True, False])
+def test_samples_of_a_gan_do_not_depend_on_which_model_is_called_first(is_generator_first, tmp_path):
+    """The discriminator is given 4 rows three times a step: this was told as 4 where the generator was called first."""
+    generator, discriminator = torch.nn.Linear(8, 16), torch.nn.Linear(16, 1)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (generator, discriminator)]
+
+    def step():
+        if not is_generator_first:
+            discriminator(torch.randn(4, 16)).sum().backward()
+        fake = generator(torch.randn(4, 8))
+        discriminator(fake.detach()).sum().backward()
+        if is_generator_first:
+            discriminator(torch.randn(4, 16)).sum().backward()
+        discriminator(fake).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(4):
+            step()
+
+    assert prof.run.ranks[0].steps[1].num_samples == 3 * 4
+
+
+def test_a_loss_with_weights_tells_no_samples(tmp_path):
+    """It is a model of its own for torch, and is called with a row for each of 28 words."""
+    model, loss = torch.nn.Linear(16, 16), torch.nn.Linear(16, 9)
+    optimizer = torch.optim.SGD([*model.parameters(), *loss.parameters()], lr=0.1)
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(4):
+            loss(model(torch.randn(4, 7, 16)).flatten(0, 1)).sum().backward()
+            optimizer.step()
+
+    assert prof.run.ranks[0].steps[1].num_samples == 4
+
+
 def test_samples_are_what_most_parts_of_a_model_were_given(tmp_path):
     """stanza's parser is called by a method of its own, its loss among its parts: 120 sentences were told as the 4,320
     rows of three losses."""
