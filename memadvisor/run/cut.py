@@ -8,7 +8,8 @@ A bare container (Sequential, ModuleList) is such a child only when it holds not
 stages of a ResNet are containers of blocks, not blocks. Nor are children with names of their own, in no list, that hold a
 list of more blocks than there are of them: T5's encoder and decoder are two stacks of one class.
 Lists in a list, one a layer of `[norm, attention]` or `[norm, feed-forward]`, are one list.
-Parameters that a module holds directly, beside such children, belong to that module's unit.
+Parameters that a module holds directly, beside such children, belong to that module's unit, and so do those in a
+ParameterList or ParameterDict of its own: nobody can call these.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 _LISTS = ("Sequential", "ModuleList")
 _CONTAINERS = (*_LISTS, "ModuleDict")
+_OF_PARAMETERS = ("ParameterList", "ParameterDict")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +54,22 @@ def _cut(
         repeated -= _stacks(node.children, repeated)
     if node.type_name == "ModuleList" and len(node.children) == 1:
         repeated = {node.children[0].type_name} - {*_CONTAINERS}
-    is_unit = not node.children or node.num_own_parameters > 0
+    is_unit = not node.children or node.num_own_parameters > 0 or _holds_lists_of_parameters(node)
     own = node.name if is_unit and _has_parameters(node) else enclosing
     units[node.name] = own
     for child in node.children:
-        if child.type_name in repeated and _may_be_block(child):
+        if child.type_name in _OF_PARAMETERS:
+            _assign(child, own, units)
+        elif child.type_name in repeated and _may_be_block(child):
             _assign(child, child.name, units)
         else:
             _cut(child, own, units, repeated if _is_list_in_list(node, child) else ())
+
+
+def _holds_lists_of_parameters(node: ModuleNode) -> bool:
+    """Itself, and can be called: a list of such lists is of the module that holds it."""
+    lists = [child for child in node.children if child.type_name in _OF_PARAMETERS]
+    return node.type_name not in _CONTAINERS and any(map(_has_parameters, lists))
 
 
 def _is_list_in_list(node: ModuleNode, child: ModuleNode) -> bool:

@@ -104,6 +104,25 @@ def test_parameters_beside_blocks_belong_to_their_modules_unit():
     assert units["layers.0.norm"] == "layers.0"
 
 
+def test_a_list_of_parameters_is_of_the_module_that_holds_it():
+    """Nobody can call it: as a unit of its own it was none that runs. Keras's layers hold all they have so."""
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inside = nn.ParameterDict(
+                {"kernel": torch.zeros(2, 2), "more": nn.ParameterList([torch.zeros(2)])}
+            )
+
+    model = nn.ModuleDict({"first": Layer(), "last": nn.Linear(2, 2)})
+    model["lists"] = nn.ModuleList([nn.ParameterList([torch.zeros(2)])])
+
+    assert units_of(model) == {
+        **{"": "", "last": "last", "lists": "", "lists.0": ""},
+        **dict.fromkeys(["first", "first.inside", "first.inside.more"], "first"),
+    }
+
+
 def test_a_module_used_twice_is_described_once():
     shared = Block()
     model = nn.ModuleList([shared, Block(), shared])
