@@ -240,7 +240,7 @@ def _storage_row(block: Block, seconds: Callable[[int | None], float | None], de
         category=category,
         dtype=block.dtype,
         shape=block.shape,
-        module=block.place.module or block.unit or "",
+        module=block.place.module or block.unit or block.holder,
         unit=block.unit if block.unit is not None else block.place.unit,
         phase=block.place.phase,
         micro_batch=block.place.micro_batch,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from types import MappingProxyType
@@ -24,7 +25,7 @@ from memadvisor.capture.tensor_storage import (
     storage_address,
 )
 from memadvisor.capture.truth import is_profiler_free
-from memadvisor.run.living import living
+from memadvisor.run.living import living, living_modules
 from memadvisor.run.records import CUBLAS, OptimizerState, Parameter
 
 Labelled = tuple[torch.Tensor, str, str]  # tensor, category, unit
@@ -36,7 +37,8 @@ def known_tensors(
     optimizers: Iterable[torch.optim.Optimizer],
     sources: Iterable[Callable[[], Iterable[Labelled]]],
 ) -> Iterator[Labelled]:
-    """Tensors whose category is certain, engines' own buffers first."""
+    """Tensors whose category is certain, engines' own buffers first. Where no optimizer of torch's has stepped, what
+    dictionaries have under parameters is state of the script's own."""
     for source in sources:
         yield from source()
     units: dict[int, str] = {}
@@ -45,12 +47,28 @@ def known_tensors(
         yield parameter, "parameter", unit
         if parameter.grad is not None:
             yield parameter.grad, "gradient", unit
-    for optimizer in optimizers:
+    stepped = list(optimizers)
+    for optimizer in stepped:
         for owner, state in optimizer.state.items():
             for tensor in state_tensors(state):
                 yield tensor, "optimizer_state", units.get(id(owner), "")
+    if not stepped:
+        for owner, state in kept_by_parameters([parameter for *_, parameter in models.parameters()]):
+            for tensor in state_tensors(state):
+                yield tensor, "optimizer_state", units[id(owner)]
     for buffer in models.buffers():
         yield buffer, "other", ""
+
+
+def kept_by_parameters(parameters: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, object]]:
+    """What dictionaries that Python's garbage collector knows have under a parameter as key."""
+    for holder in gc.get_referrers(*parameters) if parameters else ():
+        if isinstance(holder, dict):
+            yield from (
+                (each, dict.__getitem__(holder, each))
+                for each in parameters
+                if dict.__contains__(holder, each)
+            )
 
 
 def state_tensors(state: object) -> Iterator[torch.Tensor]:
@@ -83,6 +101,8 @@ def residents(
         for tensor, category, unit in known:
             for plain in plain_tensors(tensor):
                 _take(plain, category, unit, device, found, given, cpu)
+        for tensor, holder in held_by_modules():
+            _take(tensor, "other", "", device, found, given, cpu, holder)
         for tensor in living(torch.Tensor):
             _take(tensor, "other", "", device, found, given, cpu)
     for address, size_bytes in cublas_workspaces(device, found, given).items():
@@ -109,13 +129,14 @@ def _take(
     found: dict[int, Resident],
     given: Mapping[int, DeviceBlock],
     cpu: CpuAccount | None,
+    holder: str = "",
 ) -> None:
     try:
         if not is_on(tensor, device):
             return
         if tensor.layout != torch.strided:
             for part in sparse_parts(tensor):
-                _take(part, category, unit, device, found, given, cpu)
+                _take(part, category, unit, device, found, given, cpu, holder)
             return
         address = storage_address(tensor)
         if not address or address in found:
@@ -133,7 +154,28 @@ def _take(
         return  # a half-made or exotic tensor; its bytes show up as unexplained
     if address in given:  # CUDA's caching allocator hands out more than is asked; the CPU's exactly that
         size_bytes = given[address].size_bytes
-    found[address] = Resident(address, size_bytes, category, unit, *describe(tensor))
+    found[address] = Resident(address, size_bytes, category, unit, *describe(tensor), holder=holder)
+
+
+def held_by_modules() -> Iterator[tuple[torch.Tensor, str]]:
+    """Parameters and buffers of all modules that live, and the class of the outermost one around each: weights that are
+    averaged, or of a network that no step calls. Asked past the modules' own methods, which may run anything."""
+    modules = living_modules(torch.nn.Module)
+    inner = {id(child) for module in modules for child in vars(module)["_modules"].values()}
+    seen = {id(None)}
+    for outermost in modules:
+        left = [] if id(outermost) in inner else [outermost]
+        while left:
+            module = left.pop()
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            inside = vars(module)
+            for tensors in (inside.get("_parameters", {}), inside.get("_buffers", {})):
+                for tensor in tensors.values():
+                    if isinstance(tensor, torch.Tensor):
+                        yield tensor, f"({type(outermost).__name__})"
+            left += inside.get("_modules", {}).values()
 
 
 def cublas_workspaces(

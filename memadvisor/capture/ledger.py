@@ -33,6 +33,7 @@ class Resident:
     dtype: str
     shape: str
     operator: str = ""  # what it is for, where no tensor says so
+    holder: str = ""  # what module has it, where it is of no model of the training
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +50,7 @@ class Block:
     unit: str | None = None
     dtype: str = ""
     shape: str = ""
+    holder: str = ""
     is_result: bool = False  # an operator returned it; otherwise it never left the operator
     last_use_ns: int | None = None
     last_forward_use_ns: int | None = None
@@ -85,6 +87,7 @@ class Ledger:
         block = self._add(resident.address, resident.size_bytes, birth_ns, place, operator)
         block.categories.add(resident.category)
         block.unit, block.dtype, block.shape = resident.unit, resident.dtype, resident.shape
+        block.holder = resident.holder
 
     def _add(self, address: int, size_bytes: int, birth_ns: int, place: Place, operator: str) -> Block:
         block = Block(address, size_bytes, birth_ns, None, place, operator)

@@ -54,7 +54,9 @@ def _foreground(peak: PeakBreakdown, num_tiles: int) -> Iterator[tuple[str, str,
     """(unit, module inside it, category, bytes); the smallest of a unit, beyond `num_tiles`, together."""
     rest: dict[tuple[str, str], int] = {}
     for position, row in enumerate(peak.by_module):
-        unit = row.unit or ("(no module)" if not row.module else unit_name(row.unit))
+        # "(AveragedModel)" is of no model that is trained.
+        of_none = row.module if row.module.startswith("(") else unit_name("")
+        unit = row.unit or (of_none if row.module else "(no module)")
         inside = row.module.removeprefix(row.unit).removeprefix(".") if row.unit else row.module
         own_bytes = 0 if row.unit or row.module else peak.by_root_bytes.get(row.category, 0)
         for label, size_bytes in ((unit_name(""), own_bytes), (unit, row.size_bytes - own_bytes)):

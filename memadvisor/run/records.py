@@ -157,10 +157,11 @@ class Span:
 class Storage:
     """One allocation of the traced step, or one that was alive when it began (phase `baseline`).
 
-    `death_s` None: still alive at the end of the step. `module` is the innermost module that was running at birth. For
-    a temporary inside an operator, `operator` names that operator; for what no tensor names and was there before the step,
-    what it is for (cuBLAS's workspaces). `last_held_s`: when somebody beside autograd was
-    last seen to hold what it keeps, where modules and backwards begin and end; None: never, or older runs.
+    `death_s` None: still alive at the end of the step. `module` is the innermost module that was running at birth; of
+    what was there before the step its unit, or in brackets the class of a module of no training that holds it. For a
+    temporary inside an operator, `operator` names that operator; for what no tensor names and was there before the step,
+    what it is for (cuBLAS's workspaces). `last_held_s`: when somebody beside autograd was last seen to hold what it
+    keeps, where modules and backwards begin and end; None: never, or older runs.
     `accumulated_s`: when autograd came to add it to a parameter's gradient, or to make it that; None likewise.
     """
 

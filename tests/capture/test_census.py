@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import memadvisor
 from memadvisor.capture import census
 from memadvisor.capture.allocator import DeviceBlock
 from memadvisor.capture.census import optimizer_state_rows, residents, what_is_elsewhere
@@ -51,6 +52,50 @@ def test_cublas_workspaces_are_named_by_their_size(monkeypatch):
     assert [(row.address, row.size_bytes, row.category, row.operator) for row in found if row.operator] == [
         (0x200, 2048, "other", "cuBLAS workspace")
     ]
+
+
+def test_what_a_module_of_no_training_holds_carries_its_class():
+    """Averaged weights, in no step of which a call was seen, were nobody's: as much as all parameters of the model."""
+    model = torch.nn.Sequential(torch.nn.Linear(30, 30), torch.nn.BatchNorm1d(30))
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    known = [(parameter, "parameter", "0") for parameter in model.parameters()]
+    rows = {row.address: row for row in residents(known, torch.device("cpu"))}
+
+    def said_of(tensors):
+        found = [rows[tensor.untyped_storage().data_ptr()] for tensor in tensors]
+        return {(row.category, row.unit, row.holder) for row in found}
+
+    assert said_of([*averaged.parameters(), *averaged.buffers()]) == {("other", "", "(AveragedModel)")}
+    assert said_of(model.parameters()) == {("parameter", "0", "")}
+
+
+class Momentum:
+    """A script's own, and no optimizer of torch's: its state is under the parameters, as fastai has it."""
+
+    def __init__(self, model):
+        self.state = {
+            parameter: {"momentum": torch.zeros_like(parameter)} for parameter in model.parameters()
+        }
+
+    @torch.no_grad()
+    def step(self):
+        for parameter, state in self.state.items():
+            parameter -= 0.1 * state["momentum"].mul_(0.9).add_(parameter.grad)
+            parameter.grad = None
+
+
+def test_state_that_a_script_keeps_by_parameters_is_an_optimizers(tmp_path):
+    """It was other, and of no module: of fastai's Adam twice the parameters."""
+    model = torch.nn.Sequential(torch.nn.Linear(30, 30), torch.nn.Linear(30, 30))
+    momentum = Momentum(model)
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(5):
+            model(torch.randn(4, 30)).square().sum().backward()
+            momentum.step()
+    state = [row for row in prof.run.ranks[0].storages if row.category == "optimizer_state"]
+
+    assert {row.unit for row in state} == {"0", "1"}
+    assert sum(row.size_bytes for row in state) == sum(parameter.nbytes for parameter in model.parameters())
 
 
 class Outer(torch.optim.Optimizer):

@@ -1,0 +1,23 @@
+"""Whose tile a storage's bytes are in."""
+
+from types import SimpleNamespace
+
+from memadvisor.analyzers.peak import ModuleBytes
+from memadvisor.report.peak_modules import _foreground
+
+
+def test_what_no_trained_model_holds_has_a_tile_of_its_own():
+    """Averaged weights were inside the model's, as what its own forward makes is."""
+    rows = [
+        ModuleBytes(module=module, unit=unit, category=category, size_bytes=size_bytes)
+        for module, unit, category, size_bytes in (
+            ("(AveragedModel)", "", "other", 40),
+            ("blocks.0.act", "blocks.0", "activation", 30),
+            ("stem", "", "activation", 20),
+            ("", "", "other", 10),
+        )
+    ]
+    peak = SimpleNamespace(by_module=tuple(rows), by_root_bytes={})
+    tiles = {(unit, size_bytes) for unit, _, _, size_bytes in _foreground(peak, 20) if size_bytes}
+
+    assert tiles == {("(AveragedModel)", 40), ("blocks.0", 30), ("(model)", 20), ("(no module)", 10)}
