@@ -10,12 +10,13 @@ from functools import reduce
 import torch
 
 from memadvisor.capture.module_info import ModuleInfo, module_infos
+from memadvisor.capture.owners import frozen_owner, trained_owner
 from memadvisor.capture.script_shards import shard_groups
 from memadvisor.capture.tensor_parallel import num_data_dims, own_shape, tensor_parallel
 from memadvisor.capture.unstepped import LOOSE, UNCALLED
 from memadvisor.in_making import is_in_making
 from memadvisor.run.cut import ModuleNode, cut_units, innermost, inside_wrapper, module_tree, unwrap
-from memadvisor.run.living import living, living_modules
+from memadvisor.run.living import living_modules
 from memadvisor.run.parallel_records import ShardGroup, TensorParallel
 from memadvisor.run.records import Module, Parameter, Unit
 from memadvisor.run.torch_names import dtype_name
@@ -53,16 +54,16 @@ class Models:
     def discover(self, module: torch.nn.Module, *, is_outermost: bool, is_traced: bool = False) -> ModuleInfo:
         """Name a module that is called for the first time; the outermost one with parameters is a model.
 
-        Where this one, called with gradients, and one before it are parts of a third, that is the model: a script may call
-        an encoder, and then a decoder. Not in a traced step, whose names stand.
+        Where this one and one before it are parts of a third that is trained, that is the model: a script may call
+        an encoder, and then a decoder. A part of a frozen one is called alone: of a VAE, its encoder. Not in a traced step,
+        whose names stand.
         """
         root = unwrap(module) if is_outermost else module
         is_new = is_outermost and id(root) not in self._infos and any(True for _ in root.parameters())
         if is_new and not is_in_making(root):
             former = self._former_of(root)
-            may_join = former is None and torch.is_grad_enabled() and not is_traced
-            owner = self._owner_of(root) if may_join else None
-            self._add_root(root, former) if owner is None else self._join(owner)
+            owner = self._owner_of(root) if former is None and not is_traced else None
+            self._add_root(root, former) if owner is None else self._take(owner)
         info = self._infos.get(id(root))
         if info is None:
             # A loss function, or a module made inside a forward: its work belongs to whatever encloses it.
@@ -123,36 +124,24 @@ class Models:
         self._order.setdefault(unit)
 
     def _owner_of(self, part: torch.nn.Module) -> torch.nn.Module | None:
-        """The smallest module around a trainable one and a known model, all trained by optimizers that live, or `part` itself.
+        """What is the model in place of `part`, a module around it; `part` itself where it is around a known model.
 
         None: there is none. Each search asks for all objects, so a script that makes models all the time is not followed.
         """
         known = {id(root) for _, root in self.roots()}
-        if not known or not any(parameter.requires_grad for parameter in part.parameters()):
+        is_trained = any(parameter.requires_grad for parameter in part.parameters())
+        if is_trained and not known:
             return None
-        if not known.isdisjoint(map(id, part.modules())):
+        if is_trained and not known.isdisjoint(map(id, part.modules())):
             return part
         self._num_searches += 1
         if self._num_searches > _MOST_SEARCHES:
             return None
-        owners: list[tuple[int, torch.nn.Module]] = []
-        for module in living_modules(torch.nn.Module):
-            inside = {id(each) for each in module.modules()}
-            if id(part) in inside and inside & (known - {id(module)}) and unwrap(module) is module:
-                owners.append((len(inside), module))
-        trained = {
-            id(parameter)
-            for optimizer in living(torch.optim.Optimizer)
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        }
-        found = [
-            owner
-            for _, owner in sorted(owners, key=lambda entry: entry[0])
-            if all(id(parameter) in trained for parameter in owner.parameters() if parameter.requires_grad)
-        ]
-        lists = (torch.nn.ModuleList, torch.nn.ModuleDict)  # of a model whose methods the script calls
-        return next((owner for owner in found if not isinstance(owner, lists)), next(iter(found), None))
+        return trained_owner(part, known) if is_trained else frozen_owner(part, known)
+
+    def _take(self, owner: torch.nn.Module) -> None:
+        known = {id(root) for _, root in self.roots()}
+        self._add_root(owner) if known.isdisjoint(map(id, owner.modules())) else self._join(owner)
 
     def _join(self, owner: torch.nn.Module) -> None:
         """What was named as models of their own are parts of `owner`, which takes the first one's place."""

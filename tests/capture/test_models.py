@@ -141,6 +141,51 @@ def test_parts_that_have_made_modules_since_are_joined(tmp_path):
     assert rank.traced_step is not None
 
 
+def test_parts_that_are_called_without_gradients_first_are_one_model(tmp_path):
+    """As of PPO, whose rollouts come before its updates: an agent's actor and critic were two models."""
+    model = nn.ModuleDict({"actor": nn.Linear(8, 2), "critic": nn.Linear(8, 1)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(4):
+            x = torch.randn(4, 8)
+            with torch.no_grad():
+                values = model["actor"](x), model["critic"](x)
+            loss = sum(
+                (model[name](x) - value - 1).square().mean()
+                for name, value in zip(model, values, strict=True)
+            )
+            loss.backward()
+            optimizer.step()
+    rank = prof.run.ranks[0]
+
+    assert [row.name for row in rank.parameters] == [name for name, _ in model.named_parameters()]
+    assert {(step.num_micro_batches, step.num_samples) for step in rank.steps} == {(1, 4)}
+
+
+@pytest.mark.parametrize("has_gradients", [True, False])
+def test_a_frozen_model_of_which_the_script_calls_a_part_is_one_model(has_gradients, tmp_path):
+    """A VAE's encoder and what follows it were two models, and its decoder was none: its weights counted as other."""
+    parts = {"encoder": nn.Linear(8, 8), "quant": nn.Linear(8, 4), "decoder": nn.Linear(4, 64)}
+    vae, model = nn.ModuleDict(parts).requires_grad_(False), nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(4):
+            with torch.set_grad_enabled(has_gradients):
+                latent = vae["quant"](vae["encoder"](torch.randn(2, 8)))
+            model(latent).square().sum().backward()
+            optimizer.step()
+    rank = prof.run.ranks[0]
+
+    assert {row.model for row in rank.units} == {"", "model1"}
+    assert [row.name for row in rank.parameters if row.name.startswith("decoder")] == [
+        "decoder.weight",
+        "decoder.bias",
+    ]
+    frozen_bytes = sum(parameter.nbytes for parameter in vae.parameters())
+    named_bytes = sum(row.size_bytes for row in rank.storages if row.category == "parameter")
+    assert named_bytes == frozen_bytes + sum(parameter.nbytes for parameter in model.parameters())
+
+
 class Around(nn.Module):
     """Has the script's wrapper inside, and the model once more, as Lightning's Fabric."""
 

@@ -21,7 +21,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 import memadvisor
 from memadvisor.analyzers.evaluation import evaluation
 from memadvisor.analyzers.step_time import step_time
-from memadvisor.capture import models
+from memadvisor.capture import owners
 
 
 def make_model():
@@ -266,7 +266,7 @@ def test_parts_that_are_called_one_by_one_are_one_model(tmp_path):
 
 def test_who_makes_models_all_the_time_is_not_searched_for_ever(tmp_path, monkeypatch):
     searches = []
-    monkeypatch.setattr(models, "living_modules", lambda kind: searches.append(kind) or [])
+    monkeypatch.setattr(owners, "living_modules", lambda kind: searches.append(kind) or [])
     with memadvisor.profile(tmp_path / "run"):
         for part in [nn.Linear(2, 2) for _ in range(40)]:
             part(torch.ones(1, 2)).sum().backward()
