@@ -25,6 +25,8 @@ class LargerSteps:
 
     `size` and `traced_size` are bytes where `compared` is "peak_bytes", elements where it is "input_elements"; of several
     ranks, those of the rank that has most. `num_larger` of `num_compared` other steps were noticeably larger.
+    `is_past_first`: the first step had the largest elements, and is left out where a later one is larger than the traced
+    one too. Traced, it would not show what optimizers keep from then on.
     """
 
     compared: Literal["peak_bytes", "input_elements"]
@@ -34,6 +36,7 @@ class LargerSteps:
     traced_size: int
     num_larger: int
     num_compared: int
+    is_past_first: bool = False
 
     @property
     def in_words(self) -> str:
@@ -46,10 +49,11 @@ class LargerSteps:
                 "is made of."
             )
         ratio = self.size / self.traced_size
+        steps = "steps after the first" if self.is_past_first else "other steps"
         times = f"{100 * (ratio - 1):.0f} % more" if ratio < 1.995 else f"{ratio:.1f} times as much"
         return (
-            f"The traced step is not the largest: in {shares} other steps whose inputs were recorded the model was given "
-            f"more at once, most in step {self.step} ({times}). What that step takes is not recorded: profile again with "
+            f"The traced step is not the largest: in {shares} {steps} whose inputs were recorded the model was "
+            f"given more at once, most in step {self.step} ({times}). What that step takes is not recorded: profile again with "
             f"--trace-step {self.step}."
         )
 
@@ -82,6 +86,11 @@ def _compared(
     if not larger:
         return None
     largest = max(larger, key=lambda index: (sizes[index], -index))
+    is_past_first = compared == "input_elements" and not largest and any(larger)
+    if is_past_first:
+        del sizes[0]
+        larger.remove(0)
+        largest = max(larger, key=lambda index: (sizes[index], -index))
     return LargerSteps(
         compared=compared,
         step=largest,
@@ -90,6 +99,7 @@ def _compared(
         traced_size=traced_size,
         num_larger=len(larger),
         num_compared=len(sizes),
+        is_past_first=is_past_first,
     )
 
 

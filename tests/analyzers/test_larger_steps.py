@@ -38,6 +38,21 @@ def test_the_step_with_the_largest_call_is_named():
     )
 
 
+def test_the_first_step_is_named_where_no_other_is_larger_alone():
+    """Traced, as was advised, it has no state of optimizers: its peak is none that comes again."""
+    found = larger_steps(ranks_of([900, 100, 300, 301, 500, 400]))
+    assert found is not None
+    assert (found.step, found.num_larger, found.num_compared) == (4, 2, 4)
+    assert "in 2 of 4 steps after the first whose inputs were recorded" in found.in_words
+
+    alone = larger_steps(ranks_of([900, 100, 300, 301]))
+    assert alone is not None
+    assert (alone.step, alone.num_larger, alone.num_compared) == (0, 1, 3)
+    peaks = larger_steps(ranks_of([900, 100, 300, 500], field="peak_allocated_bytes"))
+    assert peaks is not None
+    assert peaks.step == 0
+
+
 def test_ranks_count_by_the_one_that_has_most():
     """Rank 1's step 3 is larger than its own traced one, and smaller than rank 0's."""
     assert larger_steps(ranks_of([1, 1, 500, 400], [1, 1, 100, 450])) is None
