@@ -28,6 +28,7 @@ _PRIORITY = (
     "temporary",
 )
 _NO_OPERATOR = "(no operator)"
+_OF_STATES = {"parameter", "gradient", "optimizer_state"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +178,26 @@ def _apply_saved(ledger: Ledger, rows: Iterable[SavedTensor]) -> list[tuple[Save
 
 def _apply_positions(ledger: Ledger, log: LabelLog) -> None:
     """What follows from where in the step a block was born, and how long it lived."""
+    of_states = _made_of_states(ledger, log.calls)
     for block in ledger.blocks:
         if block.place.phase == "outside" and _alive_at_any(block, log.forward_starts_ns):
-            block.categories.add("input")
+            if block not in of_states:
+                block.categories.add("input")
         elif block.place.phase == "recompute" and _alive_at_any(block, log.recompute_ends_ns):
             block.categories.add("activation")
+
+
+def _made_of_states(ledger: Ledger, calls: Iterable[OperatorCall]) -> set[Block]:
+    """What was made outside of parameters, gradients and optimizer state alone: the weights that a script keeps aside
+    while it looks at the loss beside them (sharpness-aware updates) are no batch."""
+    made: set[Block] = set()
+    for call in calls:
+        if call.place.phase == "outside" and call.inputs:
+            sources = [ledger.at(address, call.start_ns) for address in call.inputs]
+            if all(each is not None and (each in made or each.categories & _OF_STATES) for each in sources):
+                results = (ledger.at(address, call.end_ns) for address, *_ in call.outputs)
+                made.update(block for block in results if block is not None)
+    return made
 
 
 def _apply_given(ledger: Ledger, given: Iterable[tuple[int, int]]) -> None:

@@ -2,6 +2,10 @@
 
 from types import MappingProxyType
 
+import pytest
+import torch
+
+import memadvisor
 from memadvisor.capture.account import make_account
 from memadvisor.capture.label_log import LabelLog, Named, OperatorCall, Place, SavedTensor, Sighting
 from memadvisor.capture.ledger import Resident
@@ -231,3 +235,34 @@ def test_what_python_makes_for_an_operator_belongs_to_it():
         (16, "(no operator)"),
         (8, "inside aten::div"),
     ]
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_weights_that_a_script_keeps_aside_are_no_input(is_batch, tmp_path):
+    """Of a sharpness-aware update by hand they were: as if half the batch made half of them. A batch that was made of
+    another tensor is one."""
+    model = torch.nn.Linear(50, 40)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.randn(40, 50)
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(4):
+            x = data * model.weight.detach() if is_batch else data
+            model(x).square().sum().backward()
+            with torch.no_grad():
+                kept = [parameter.clone() for parameter in model.parameters()]
+                for parameter in model.parameters():
+                    parameter += 0.05 * parameter.grad / parameter.grad.norm()
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            with torch.no_grad():
+                for parameter, old in zip(model.parameters(), kept, strict=True):
+                    parameter.copy_(old)
+            optimizer.step()
+            optimizer.zero_grad()
+    rows = [
+        row for row in prof.run.ranks[0].storages if row.phase == "outside" and row.operator == "aten::clone"
+    ]
+    inputs = [row for row in prof.run.ranks[0].storages if row.phase == "outside" and row.category == "input"]
+
+    assert [(row.shape, row.category) for row in rows] == [("[40, 50]", "temporary"), ("[40]", "temporary")]
+    assert [row.operator for row in inputs] == ["aten::mul"] * is_batch
