@@ -78,8 +78,9 @@ def batch_of(
     args: Sequence[Any], kwargs: Mapping[str, Any], *, is_length_first: bool = False
 ) -> tuple[int | None, int | None]:
     """Samples are the first dimension of the first input, or of all in a dictionary, tokens the elements of a 2-D
-    whole-number one. Of a list of dictionaries of tokens, the sides of pairs of sentences, each has a row for a pair, and
-    all tokens count. Of a list of images, with a dictionary of what is in each beside, they are the images.
+    whole-number one; a single number a sample is a class of it. Of a list of dictionaries of tokens, the sides of pairs of
+    sentences, each has a row for a pair, and all tokens count. Of a list of images, with a dictionary of what is in each
+    beside, they are the images.
 
     `is_length_first`: samples are the second dimension. A float vector is no batch: one sample's features, or a number
     beside each of another input's samples. None for what is not known: without a tensor, under `torch.func.vmap`, where
@@ -104,7 +105,8 @@ def batch_of(
         return None, None
     num_samples = first.shape[1] if is_length_first and first.dim() > 1 else first.shape[0]
     firsts = [side[0] for side in sides]
-    return num_samples, sum(each.numel() for each in firsts) if all(map(_are_tokens, firsts)) else None
+    are_tokens = all(map(_are_tokens, firsts)) and any(each.size(1) > 1 for each in firsts)
+    return num_samples, sum(each.numel() for each in firsts) if are_tokens else None
 
 
 def is_result(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

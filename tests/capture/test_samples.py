@@ -46,6 +46,7 @@ WORDS = torch.randint(0, 9, (30, 7))
         ((FEATURES,), (30, None)),
         ((FEATURES, torch.randint(0, 9, (30,))), (30, None)),
         ((WORDS,), (30, 210)),
+        ((WORDS[:, :1], torch.randn(30, 48)), (30, None)),  # which series, and its values
         ((WORDS, torch.ones(30, 7, dtype=torch.bool)), (30, 210)),
         ((WORDS, torch.zeros(7, 7)), (30, 210)),  # a causal mask
         ((WORDS[:2], torch.arange(7), torch.zeros(7, 7)), (2, 14)),  # two sequences, positions, a mask
