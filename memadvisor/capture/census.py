@@ -105,6 +105,8 @@ def residents(
             _take(tensor, "other", "", device, found, given, cpu, holder)
         for tensor in living(torch.Tensor):
             _take(tensor, "other", "", device, found, given, cpu)
+            if (gradient := _gradient_of_a_leaf(tensor)) is not None:
+                _take(gradient, "other", "", device, found, given, cpu)
     for address, size_bytes in cublas_workspaces(device, found, given).items():
         found[address] = Resident(address, size_bytes, "other", "", "", "", operator=CUBLAS)
     if cpu is None or not is_profiler_free() or _sum_bytes(found.values()) <= cpu.allocated_bytes():
@@ -155,6 +157,14 @@ def _take(
     if address in given:  # CUDA's caching allocator hands out more than is asked; the CPU's exactly that
         size_bytes = given[address].size_bytes
     found[address] = Resident(address, size_bytes, category, unit, *describe(tensor), holder=holder)
+
+
+def _gradient_of_a_leaf(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Python's garbage collector does not know one that nobody has asked for: of a batch that a penalty is for."""
+    try:
+        return tensor.grad if tensor.is_leaf and tensor.requires_grad else None
+    except Exception:
+        return None  # a half-made or exotic tensor
 
 
 def held_by_modules() -> Iterator[tuple[torch.Tensor, str]]:

@@ -69,6 +69,16 @@ def test_what_a_module_of_no_training_holds_carries_its_class():
     assert said_of(model.parameters()) == {("parameter", "0", "")}
 
 
+def test_the_gradient_of_a_batch_that_nobody_has_asked_for_is_alive():
+    """Torch alone knows it, until somebody asks: after a penalty on the gradient of a batch it was unexplained."""
+    batch = torch.randn(30, 30, requires_grad=True)
+    before = {row.address for row in residents((), torch.device("cpu"))}
+    batch.square().sum().backward()
+    found = [row for row in residents((), torch.device("cpu")) if row.address not in before]
+
+    assert [(row.size_bytes, row.category) for row in found if row.shape == "[30, 30]"] == [(3600, "other")]
+
+
 class Momentum:
     """A script's own, and no optimizer of torch's: its state is under the parameters, as fastai has it."""
 
