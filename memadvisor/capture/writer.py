@@ -143,11 +143,11 @@ class RankWriter:
         if not is_first and (is_over or not is_new or self._num_models > _MOST_MODELS):
             return
         self._num_models = models.num_prefixes
-        updated = {id(p) for optimizer in optimizers() for p, state in optimizer.state.items() if state}
-        self._write_new("modules", models.module_rows())
-        self._write_new("units", models.unit_rows(updated))
         # Some may step later, as the generator's does where the discriminator's steps end a step.
         with_later = [*optimizers(), *existing_optimizers()]
+        updated = {id(p) for optimizer in with_later for p in _updated_by(optimizer)}
+        self._write_new("modules", models.module_rows())
+        self._write_new("units", models.unit_rows(updated))
         rows = parameter_rows(models, updated, with_later)
         self._write_new("parameters", rows)
         if not is_first:
@@ -315,3 +315,11 @@ def say_stopped(error: BaseException) -> str:
     text = " ".join(f"memadvisor stopped recording: {type(error).__name__}: {error}".split())[:300]
     say(text)
     return text
+
+
+def _updated_by(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
+    """What it has state for; all that it has where they are frozen to the last, while another optimizer's turn lasts."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if not any(parameter.requires_grad for parameter in parameters):
+        return parameters
+    return [parameter for parameter, state in optimizer.state.items() if state]

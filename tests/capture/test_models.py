@@ -186,6 +186,25 @@ def test_a_frozen_model_of_which_the_script_calls_a_part_is_one_model(has_gradie
     assert named_bytes == frozen_bytes + sum(parameter.nbytes for parameter in model.parameters())
 
 
+def test_a_generator_that_is_frozen_while_the_discriminator_steps_is_trained(tmp_path):
+    """The first step ends with the discriminator's second update (its penalty): theory had no gradients of the other."""
+    generator, discriminator = nn.Linear(8, 16), nn.Linear(16, 1)
+    optimizers = [torch.optim.Adam(model.parameters()) for model in (generator, discriminator)]
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(3):
+            generator.requires_grad_(False)
+            for _ in range(2):
+                optimizers[1].zero_grad()
+                discriminator(generator(torch.randn(4, 8))).square().sum().backward()
+                optimizers[1].step()
+            generator.requires_grad_(True)
+            optimizers[0].zero_grad()
+            discriminator(generator(torch.randn(4, 8))).sum().backward()
+            optimizers[0].step()
+
+    assert {row.name for row in prof.run.ranks[0].parameters if not row.requires_grad} == set()
+
+
 class Around(nn.Module):
     """Has the script's wrapper inside, and the model once more, as Lightning's Fabric."""
 
