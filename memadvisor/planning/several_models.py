@@ -10,6 +10,8 @@ from memadvisor.errors import UsageError
 from memadvisor.plan import PlannedModel
 from memadvisor.run.run import RankRun
 
+_MOST_NAMED = 4
+
 
 def updates_apart(step: CapturedStep) -> bool:
     """Whether forwards or backwards run between optimizer steps, as where two models train against each other.
@@ -40,8 +42,8 @@ def model_notes(
         return
     names = {model.name for model in planned}
     others = [_word(name, kind) for name, kind in models.items() if name not in names]
-    about = " and ".join(_word(name, kind) for name, kind in models.items() if name in names)
-    left = f"; {' and '.join(others)} stay{'s' * (len(others) == 1)} as recorded" if others else ""
+    about = _listed([_word(name, kind) for name, kind in models.items() if name in names])
+    left = f"; {_listed(others)} stay{'s' * (len(others) == 1)} as recorded" if others else ""
     yield f"The script calls {len(models)} models by themselves: plans are about {about}{left}."
     if not knows_tier:
         return
@@ -53,3 +55,10 @@ def model_notes(
 
 def _word(name: str, kind: str) -> str:
     return f"{name} ({kind})" if name else f"the first ({kind})"
+
+
+def _listed(words: Sequence[str]) -> str:
+    """A, B and C; of many (each layer of Keras's is a model) the first ones, and how many more."""
+    more = len(words) - _MOST_NAMED
+    shown = [*words[:_MOST_NAMED], f"{more} more"] if more > 1 else list(words)
+    return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))

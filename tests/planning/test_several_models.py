@@ -15,6 +15,7 @@ from memadvisor.analyzers.segments import captured_step
 from memadvisor.engines.apply import install
 from memadvisor.errors import PlanError
 from memadvisor.plan_file import plan_from_json, plan_to_json
+from memadvisor.planning.several_models import _listed
 
 
 class Block(nn.Module):
@@ -136,3 +137,12 @@ def test_no_unit_of_a_plan_is_of_no_model(plan):
     strange = dataclasses.replace(plan, models=plan.models[:1])
     with pytest.raises(PlanError, match="of none of its models"):
         install(strange)
+
+
+@pytest.mark.parametrize(
+    ("num_models", "words"),
+    [(1, "a"), (2, "a and b"), (3, "a, b and c"), (5, "a, b, c, d and e"), (22, "a, b, c, d and 18 more")],
+)
+def test_models_are_listed_and_of_many_the_first(num_models, words):
+    """Each layer of Keras's is a model, and the note had "and" between 22 of them."""
+    assert _listed([chr(ord("a") + number) for number in range(num_models)]) == words
