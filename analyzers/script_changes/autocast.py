@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memadvisor.analyzers.autocast.step import under_autocast, why_not
-from memadvisor.analyzers.script_changes.change import Facts, ScriptChange
+from memadvisor.analyzers.script_changes.change import LESS_PRECISION, Facts, ScriptChange
 from memadvisor.analyzers.script_changes.lives import changed_lives
 
 _PLAN = "Have a plan do it: `--autocast bf16` of `advise` and `run`; or write "
@@ -22,7 +22,7 @@ def autocast(facts: Facts) -> ScriptChange | None:
         kind="autocast",
         seen="The model computes in float32 alone, and autograd keeps what it makes in float32.",
         change=f"{_PLAN}`with torch.autocast({kind!r}, dtype=torch.bfloat16):` around the model's call, and its results' `.float()` "
-        "before the loss.",
+        f"before the loss.{' Steps may take longer, as few CPUs are fast in it.' * (kind == 'cpu')}",
         peak_saved_bytes=saved_bytes,
-        effect="of less precision",
+        effect=LESS_PRECISION,
     )

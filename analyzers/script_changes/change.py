@@ -22,6 +22,8 @@ from memadvisor.units import format_bytes, format_seconds
 WORTH_OF_PEAK = 0.02
 WORTH_OF_STEP = 0.02
 
+LESS_PRECISION = "of less precision"  # the effect of what gives up digits, and not their order alone
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptChange:
@@ -41,6 +43,10 @@ class ScriptChange:
     step_saved_s: float | None = None
     is_at_most: bool = False
     effect: str = ""
+
+    @property
+    def is_lossy(self) -> bool:
+        return self.effect == LESS_PRECISION
 
     @property
     def saved_in_words(self) -> str:

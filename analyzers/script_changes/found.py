@@ -1,4 +1,4 @@
-"""All changes of the script that a run shows, the most telling first."""
+"""All changes of the script that a run shows, the most telling first, and those that give up digits last."""
 
 from __future__ import annotations
 
@@ -82,4 +82,6 @@ def script_changes(
     )
     found = [change for finder in _FINDERS if (change := finder(facts)) is not None]
     step_time_s = None if time is None else time.median_s
-    return tuple(sorted(found, key=lambda change: change.share(facts.peak_bytes, step_time_s), reverse=True))
+    return tuple(
+        sorted(found, key=lambda change: (change.is_lossy, -change.share(facts.peak_bytes, step_time_s)))
+    )

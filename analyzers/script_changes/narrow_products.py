@@ -6,7 +6,7 @@ nothing is said of how much shorter it would get: only how long products take at
 
 from __future__ import annotations
 
-from memadvisor.analyzers.script_changes.change import Facts, ScriptChange
+from memadvisor.analyzers.script_changes.change import LESS_PRECISION, Facts, ScriptChange
 from memadvisor.units import format_fraction, format_seconds
 
 _LEAST_SHARE = (
@@ -41,5 +41,5 @@ def narrow_products(facts: Facts) -> ScriptChange | None:
         f"({format_fraction(least_s / time.median_s)}) at the peak of {hardware.name}; at its others at least {others} "
         f"({hardware.kind}).",
         change=f"{', or '.join(ways)}.",
-        effect="of less precision",
+        effect=LESS_PRECISION,
     )

@@ -59,13 +59,15 @@ def _trouble(view: RankView) -> Iterator[str]:
 
 
 def _script(view: RankView) -> Iterator[str]:
-    """The change of the script that saves most, where that is much."""
-    most = next(iter(view.result.script_changes), None)
+    """The first change of the script that saves much."""
     peak, time = view.result.peak, view.result.step_time
-    if most is None or peak is None or not most.saved_in_words:
+    if peak is None:
         return
-    if most.share(peak.allocated_bytes, None if time is None else time.median_s) >= CHANGE_WORTH_NAMING:
-        yield f"In the script ({most.saved_in_words}): {most.seen} {most.change}"
+    time_s = None if time is None else time.median_s
+    for change in view.result.script_changes:
+        if change.saved_in_words and change.share(peak.allocated_bytes, time_s) >= CHANGE_WORTH_NAMING:
+            yield f"In the script (predicted: {change.saved_in_words}): {change.seen} {change.change_in_words}"
+            return
 
 
 def _memory(view: RankView) -> Iterator[str]:

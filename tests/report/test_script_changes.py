@@ -43,4 +43,4 @@ def test_of_a_run_without_a_traced_step_nothing_is_known():
 
 
 def test_the_change_that_saves_most_is_among_the_next_steps():
-    assert "In the script (peak -3.00 MiB, step at most -2.00 ms)" in page(CHANGE)
+    assert "In the script (predicted: peak -3.00 MiB, step at most -2.00 ms)" in page(CHANGE)
