@@ -9,17 +9,17 @@ from functools import reduce
 
 import torch
 
-from memadvisor.capture.module_info import ModuleInfo, module_infos
+from memadvisor.capture.module_info import ModuleInfo, module_infos, parameter_row
 from memadvisor.capture.owners import frozen_owner, trained_owner
 from memadvisor.capture.script_shards import shard_groups
 from memadvisor.capture.tensor_parallel import num_data_dims, own_shape, tensor_parallel
-from memadvisor.capture.unstepped import LOOSE, UNCALLED
+from memadvisor.capture.unstepped import LOOSE, note_of_uncalled
 from memadvisor.in_making import is_in_making
 from memadvisor.run.cut import ModuleNode, cut_units, innermost, inside_wrapper, module_tree, unwrap
 from memadvisor.run.living import living_modules
 from memadvisor.run.parallel_records import ShardGroup, TensorParallel
 from memadvisor.run.records import Module, Parameter, Unit
-from memadvisor.run.torch_names import dtype_name
+from memadvisor.run.remote import holds_remote
 
 _MOST_SEARCHES = 16  # for the model that a part is of
 
@@ -58,6 +58,12 @@ class Models:
         an encoder, and then a decoder. A part of a frozen one is called alone: of a VAE, its encoder. Not in a traced step,
         whose names stand.
         """
+        if holds_remote(module):  # what it calls of this process is a model; it cannot be asked for its parts
+            around = ModuleInfo(
+                f"({type(module).__name__})", "", False, False, is_of_model=False, is_around=True
+            )
+            self._remember(module, around)
+            return around
         root = unwrap(module) if is_outermost else module
         is_new = is_outermost and id(root) not in self._infos and any(True for _ in root.parameters())
         if is_new and not is_in_making(root):
@@ -96,7 +102,7 @@ class Models:
         if all(parameter.grad is None for parameter in parameters):
             return None  # the model is yet to be called, by the optimizer's closure
         if self.discover_owners(parameters):
-            return UNCALLED
+            return note_of_uncalled()
         return LOOSE if self._meet_loose(parameters) else None
 
     def _meet_loose(self, trained: Sequence[torch.Tensor]) -> bool:
@@ -288,7 +294,7 @@ class Models:
         """
         # Beside a model they have its names in a plan's fingerprint.
         return self._own_rows(updated) or [
-            _row(name, unit, loose, own_shape(loose), True, "")
+            parameter_row(name, unit, loose, own_shape(loose), True, "")
             for name, unit, loose in self._loose_parameters()
         ]
 
@@ -307,7 +313,7 @@ class Models:
                 unit = self._unit_of(name, root, prefix)
                 shape = own_shape(parameter, num_data_dims(name, parameter, groups))
                 other = tied_to if tied_to != name else ""
-                rows.append(_row(name, unit, parameter, shape, is_trained, other))
+                rows.append(parameter_row(name, unit, parameter, shape, is_trained, other))
         return rows
 
     def _unit_of(self, parameter: str, root: torch.nn.Module, prefix: str) -> str:
@@ -372,18 +378,3 @@ class Models:
                     )
                 )
         return units
-
-
-def _row(
-    name: str, unit: str, parameter: torch.Tensor, shape: torch.Size, is_trained: bool, tied_to: str
-) -> Parameter:
-    return Parameter(
-        name=name,
-        unit=unit,
-        shape=str(list(shape)),
-        dtype=dtype_name(parameter.dtype),
-        num_elements=shape.numel(),
-        size_bytes=shape.numel() * parameter.element_size(),
-        requires_grad=is_trained,
-        tied_to=tied_to,
-    )

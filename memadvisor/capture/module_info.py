@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from memadvisor.capture.samples import takes_length_first
+from memadvisor.run.records import Parameter
+from memadvisor.run.torch_names import dtype_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,9 @@ class ModuleInfo:
     is_plain: bool = False  # inside a unit: it has no span of its own
     is_of_model: bool = True  # else a loss function, or made inside a forward
     is_shared: bool = False  # without parameters, in several units: it works for the one that calls it
-    is_around: bool = False  # its call holds steps of the training (around.py)
+    is_around: bool = (
+        False  # its call holds steps of the training (around.py), or it has parts in other processes
+    )
     may_be_length_first: bool = False  # it holds a layer that takes [length, samples, ...]
     model: str = ""  # the name of the model that it is of
 
@@ -55,3 +59,18 @@ def module_infos(
                 model=prefix,
             ),
         )
+
+
+def parameter_row(
+    name: str, unit: str, parameter: torch.Tensor, shape: torch.Size, is_trained: bool, tied_to: str
+) -> Parameter:
+    return Parameter(
+        name=name,
+        unit=unit,
+        shape=str(list(shape)),
+        dtype=dtype_name(parameter.dtype),
+        num_elements=shape.numel(),
+        size_bytes=shape.numel() * parameter.element_size(),
+        requires_grad=is_trained,
+        tied_to=tied_to,
+    )

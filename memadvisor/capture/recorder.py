@@ -92,6 +92,7 @@ class Recorder:
             elif info.is_root:
                 spans = self._meet_first_model()
         if info.is_around:
+            self._around.is_known = True
             return
         timing = spans.begin_timing() if spans is not None else None
         position.push(info)
@@ -277,9 +278,8 @@ class Recorder:
         note = self._models.meet_uncalled(parameters)
         if note is not None:
             self._meet_first_model()
-            if (
-                not self._around.is_known
-            ):  # what it called inside itself is the model, and will be seen from now on
+            # What it called inside itself is the model, and will be seen from now on.
+            if not self._around.is_known:
                 self.note("warning", note)
 
     def _meet_first_model(self) -> SpanLog:

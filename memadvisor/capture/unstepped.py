@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from memadvisor.capture.children import of_other_processes
 from memadvisor.capture.updates import existing_optimizers
+from memadvisor.run.remote import uses_rpc
 
-UNCALLED = (
+_UNCALLED = (
     "No call of the model was seen: it is compiled together with its caller, or its class calls forward "
     "itself, past the hooks of torch.nn.Module. Of its forward only the parts that are called as modules are seen, with "
     "what these were given as samples; the rest of its time counts as outside, and of its memory the phase alone is known."
+)
+_CALLED_ELSEWHERE = (
+    "No call of the model was seen: other processes call it, or copies of it, over torch.distributed.rpc. The time between "
+    "its updates counts as outside."
+)
+_OVER_RPC = (
+    "What goes over torch.distributed.rpc is not seen: backward passes of torch.distributed.autograd, updates of its "
+    "DistributedOptimizer, parts of the model in other processes."
 )
 LOOSE = (
     "What is trained is no module's: the optimizer's tensors count as parameters, the time of the forward as outside, "
@@ -43,6 +52,11 @@ class BackwardSteps:
         return True
 
 
+def note_of_uncalled() -> str:
+    """What to say of a model that is updated, and no call of which was seen."""
+    return _CALLED_ELSEWHERE if uses_rpc() else _UNCALLED
+
+
 def what_was_seen(has_model: bool, passes: BackwardSteps) -> str:
     """Why there is no training step, and what to do where other processes worked."""
     seen = "No training step was seen: no model was called"
@@ -52,5 +66,7 @@ def what_was_seen(has_model: bool, passes: BackwardSteps) -> str:
             f"No training step was seen: a model was called, with {number} backward "
             f"pass{'es' if passes.num_passes > 1 else ''}{'' if number == 'no' else ', but'} and no step of an optimizer"
         )
+    if uses_rpc():
+        return f"{seen}. {_OVER_RPC}"
     elsewhere = of_other_processes()
     return f"{seen} in this process; {elsewhere}." if elsewhere else f"{seen}."

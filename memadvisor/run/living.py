@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+from memadvisor.run.remote import holds_remote
+
 
 def living(kind: type) -> list[Any]:
     """Instances of `kind` and its subclasses that Python's garbage collector knows; 0.1 us for each of its objects.
@@ -16,5 +18,7 @@ def living(kind: type) -> list[Any]:
 
 
 def living_modules(kind: type) -> list[Any]:
-    """The same of torch.nn.Module, without those that are being made: nobody may ask them for what is inside."""
-    return [module for module in living(kind) if {"_modules", "_parameters"} <= vars(module).keys()]
+    """The same of torch.nn.Module, without those that nobody may ask for what is inside: what is being made, and what
+    holds modules of other processes."""
+    made = [module for module in living(kind) if {"_modules", "_parameters"} <= vars(module).keys()]
+    return [module for module in made if not holds_remote(module)]
