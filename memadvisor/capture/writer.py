@@ -279,11 +279,17 @@ class RankWriter:
             has_ddp=None if wrapped is None else bool(wrapped),
             ddp_ranks=min((ddp.process_group.size() for ddp in wrapped or ()), default=None),
             has_ddp_hook=None if wrapped is None else any(getattr(ddp, "_comm_hooks", ()) for ddp in wrapped),
+            has_ddp_join=None if wrapped is None else any(map(joins_ranks, wrapped)),
             has_zero_optimizer=None if wrapped is None else has_zero_optimizer(),
             float32_matmul=precision["matmul"],
             float32_convolution=precision["convolution"],
             **dict(zip(_MEASURED, self._engines_s or (), strict=False)),
         )
+
+
+def joins_ranks(ddp: Any) -> bool:
+    """Whether ranks may run out of data before others: torch's Join shadows their collectives."""
+    return bool(getattr(getattr(ddp, "_join_config", None), "enable", False))
 
 
 def has_zero_optimizer() -> bool:

@@ -275,6 +275,11 @@ def _run_notes(run: Run, num_ranks: int, times: CollectiveTimes | None) -> Itera
             "The script's DistributedDataParallel has a communication hook (register_comm_hook), which the engine does not call: "
             "`run` applies no plan for several ranks to it."
         )
+    if min(num_ranks, recorded) > 1 and rank.process.has_ddp_join:
+        yield (
+            "The script's DistributedDataParallel joins ranks that run out of data before others (Join), which the engine does "
+            "not do: `run` applies no plan for several ranks to it."
+        )
     if min(num_ranks, recorded) > 1 and rank.process.has_zero_optimizer:
         yield (
             "The script's ZeroRedundancyOptimizer shares out its states itself, and `run` refuses plans of ZeRO stages 1 to 3 for "

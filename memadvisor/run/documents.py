@@ -14,9 +14,11 @@ class ProcessInfo:
     itself, for a call, for each tensor that it saves, and for each operator in either run of a unit that keeps outputs, is
     measured after the traced step; so is what rounding an activation takes, and bringing it back: by tensor, and by element.
     None on GPUs. `has_ddp`: whether a DistributedDataParallel was there, and `has_ddp_hook`, whether one with a
-    communication hook of the script's (`register_comm_hook`); `ddp_ranks`: how many ranks its process group has, of several
-    the smallest; `has_zero_optimizer`: whether there was a ZeroRedundancyOptimizer. None where the script has one rank. `float32_matmul`, `float32_convolution`: in what the
-    device computes products of float32 tensors when the first step had ended, ieee or tf32; None on CPUs."""
+    communication hook of the script's (`register_comm_hook`); `has_ddp_join`: whether one was in torch's `Join`, for ranks
+    with fewer batches than others; `ddp_ranks`: how many ranks its process group has, of several the smallest;
+    `has_zero_optimizer`: whether there was a ZeroRedundancyOptimizer. None where the script has one rank.
+    `float32_matmul`, `float32_convolution`: in what the device computes products of float32 tensors when the first step had
+    ended, ieee or tf32; None on CPUs."""
 
     rank: int
     world_size: int
@@ -41,6 +43,7 @@ class ProcessInfo:
     restoring_element_s: float | None = None
     has_ddp: bool | None = None
     has_ddp_hook: bool | None = None
+    has_ddp_join: bool | None = None
     ddp_ranks: int | None = None
     has_zero_optimizer: bool | None = None
     float32_matmul: str | None = None

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from memadvisor.capture.writer import has_zero_optimizer
+from memadvisor.capture.writer import has_zero_optimizer, joins_ranks
 
 
 def test_an_optimizer_that_shares_out_its_states_is_seen():
@@ -19,5 +19,21 @@ def test_an_optimizer_that_shares_out_its_states_is_seen():
         optimizer = ZeroRedundancyOptimizer(nn.Linear(2, 2).parameters(), torch.optim.SGD, lr=0.1)
         assert has_zero_optimizer()
         del optimizer
+    finally:
+        dist.destroy_process_group()
+
+
+def test_ranks_that_may_run_out_of_data_are_seen():
+    from torch.distributed.algorithms.join import Join
+
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        model = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+        assert not joins_ranks(model)
+        with Join([model], enable=False):  # as scripts write where all have as much
+            assert not joins_ranks(model)
+        with Join([model]):
+            model(torch.ones(1, 2)).sum().backward()
+            assert joins_ranks(model)
     finally:
         dist.destroy_process_group()

@@ -142,7 +142,11 @@ def test_a_script_whose_ddp_is_over_some_of_its_ranks_is_refused():
 
 @pytest.mark.parametrize(
     ("has", "words"),
-    [("has_ddp_hook", "communication hook"), ("has_zero_optimizer", "ZeroRedundancyOptimizer")],
+    [
+        ("has_ddp_hook", "communication hook"),
+        ("has_ddp_join", "joins ranks"),
+        ("has_zero_optimizer", "ZeroRedundancyOptimizer"),
+    ],
 )
 def test_a_script_with_what_the_engine_does_not_take_over_is_told_so(has, words):
     ranks = tuple(
