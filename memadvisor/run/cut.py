@@ -2,8 +2,8 @@
 
 Every parameter belongs to exactly one unit. Where a module has two or more children of one class
 that hold parameters and are themselves made of modules (transformer blocks, residual blocks), each
-such child is a unit, and so is the only one of a list (a layer whose weights all depths share); elsewhere the
-rule descends, and a leaf with parameters is a unit of its own.
+such child is a unit, and so is the only one of a list (a layer whose weights all depths share) or of a
+ModuleDict by numbers (the layer that a pipeline's stage has kept of all); elsewhere the rule descends, and a leaf with parameters is a unit of its own.
 A bare container (Sequential, ModuleList) is such a child only when it holds nothing but leaves: the
 stages of a ResNet are containers of blocks, not blocks. Nor are children with names of their own, in no list, that hold a
 list of more blocks than there are of them: T5's encoder and decoder are two stacks of one class.
@@ -52,7 +52,7 @@ def _cut(
     }
     if node.type_name not in _LISTS:
         repeated -= _stacks(node.children, repeated)
-    if node.type_name == "ModuleList" and len(node.children) == 1:
+    if len(node.children) == 1 and (node.type_name == "ModuleList" or _is_numbered(node)):
         repeated = {node.children[0].type_name} - {*_CONTAINERS}
     is_unit = not node.children or node.num_own_parameters > 0 or _holds_lists_of_parameters(node)
     own = node.name if is_unit and _has_parameters(node) else enclosing
@@ -70,6 +70,12 @@ def _holds_lists_of_parameters(node: ModuleNode) -> bool:
     """Itself, and can be called: a list of such lists is of the module that holds it."""
     lists = [child for child in node.children if child.type_name in _OF_PARAMETERS]
     return node.type_name not in _CONTAINERS and any(map(_has_parameters, lists))
+
+
+def _is_numbered(node: ModuleNode) -> bool:
+    """Whether a ModuleDict is a list that may lack some: torchtitan's layers."""
+    keys = [child.name.rpartition(".")[2] for child in node.children]
+    return node.type_name == "ModuleDict" and all(map(str.isdecimal, keys))
 
 
 def _is_list_in_list(node: ModuleNode, child: ModuleNode) -> bool:

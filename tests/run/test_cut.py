@@ -68,6 +68,16 @@ def test_the_only_block_of_a_list_is_a_unit():
     assert units_of(model)["stages.0.0.norm"] == "stages.0.0.norm"
 
 
+def test_the_layer_that_a_pipelines_stage_has_kept_is_a_unit():
+    """torchtitan's and the tutorial's layers are a ModuleDict by numbers, of which each stage deletes the others'."""
+    stage, named = nn.Module(), nn.Module()
+    stage.layers = nn.ModuleDict({"5": Block()})
+    named.encoders = nn.ModuleDict({"vision": Block()})
+
+    assert {units_of(stage)[name] for name in ("layers.5", "layers.5.norm", "layers.5.mlp.2")} == {"layers.5"}
+    assert units_of(named)["encoders.vision.norm"] == "encoders.vision.norm"
+
+
 def test_a_block_that_has_no_twin_is_looked_into():
     model = nn.Module()
     model.only = Block()
