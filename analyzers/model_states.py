@@ -277,7 +277,8 @@ def _bare(shape: str) -> str:
 def _found(
     own: list[Parameter], candidates: list[Parameter], *, in_optimizer: bool, has_gradient: bool = False
 ) -> IdleParameters | None:
-    idle = [p for p in candidates if p.has_gradient is has_gradient]
+    # Of a parameter shared out by elements (FSDP1, use_orig_params=True) a rank may have none, and no gradient of it.
+    idle = [p for p in candidates if p.has_gradient is has_gradient and p.num_elements]
     if not idle or not any(p.in_optimizer and p.has_gradient for p in own):
         return None
     return IdleParameters(

@@ -111,6 +111,24 @@ def test_a_head_that_no_loss_reaches_says_why_it_has_no_gradients(tmp_path, opti
     assert "are trainable and in an optimizer, but got no gradient; theory has" in states.unused.text
 
 
+def test_a_parameter_of_which_this_rank_has_no_elements_is_not_said_to_lack_a_gradient(tmp_path):
+    """FSDP1 with use_orig_params leaves such ones where another rank's piece of the flat parameter has them all."""
+    model = torch.nn.Linear(64, 8)
+    model.register_parameter("elsewhere", torch.nn.Parameter(torch.empty(0)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memadvisor.profile(tmp_path / "run", trace_step=1) as prof:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(4, 64)).sum().backward()
+            optimizer.step()
+
+    states = model_states(prof.run.ranks[0], None)
+
+    assert model.elsewhere.grad is None
+    assert states.gradient_bytes == states.expected_gradient_bytes
+    assert states.notes == ()
+
+
 def test_gradients_of_a_second_update_are_said_to_come_later(tmp_path):
     """Two networks that are trained in turn, the second of which is first called in the second step."""
     first, second = torch.nn.Linear(64, 8), torch.nn.Linear(64, 24)
