@@ -34,6 +34,7 @@ from memadvisor.planning.second_copies import check_near_ranks
 from memadvisor.planning.several_models import check_single, updates_apart
 from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.run.run import Run
+from memadvisor.unit_ranges import unit_ranges
 from memadvisor.units import GIB
 
 
@@ -322,7 +323,7 @@ def _check_model(
     asked: Asked,
 ) -> None:
     """Raise UsageError for what several models, a script that shards its model by FSDP2 itself, one that trains nothing of
-    its model, or one whose ranks are no replicas of each other cannot be given."""
+    its model, or one whose ranks are no replicas of each other, or are so in parts of the model, cannot be given."""
     check_trained(run.ranks[0])
     replicas, recorded = run.ranks[0].process.ddp_ranks, run.manifest.world_size
     if replicas is not None and replicas < recorded:
@@ -330,6 +331,13 @@ def _check_model(
             f"The script's DistributedDataParallel is over {replicas} of {recorded} ranks: the others have something else, such "
             "as other parts of its layers, and no plan is worked out for that.",
             hint="a script that splits layers gets plans with FSDP2 over the other ranks, or with none beside it.",
+        )
+    wrapped = [m.name for m in run.ranks[0].modules if m.type_name == "DistributedDataParallel"]
+    if wrapped and recorded > 1:
+        raise UsageError(
+            f"The script's DistributedDataParallel is around parts of the model ({unit_ranges(wrapped)}), and no plan is worked "
+            "out for that.",
+            hint="`memadvisor run --zero 1` (2, 3) shares out each of these parts by itself, without a plan.",
         )
     if asked.local_sgd is not None:
         check_single(run.ranks[0], "local SGD is worked out")

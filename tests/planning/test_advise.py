@@ -19,6 +19,7 @@ from memadvisor.planning.lossy import lossy_alternatives, with_coded_states
 from memadvisor.planning.plays import Plays
 from memadvisor.planning.reasons import explain
 from memadvisor.planning.search import Search
+from memadvisor.run.records import Module
 from tests.make_run import make_run
 
 RUN = make_run(num_blocks=2)
@@ -137,6 +138,14 @@ def test_a_script_whose_ddp_is_over_some_of_its_ranks_is_refused():
     process = dataclasses.replace(RUN.ranks[0].process, has_ddp=True, ddp_ranks=1)
     ranks = (dataclasses.replace(RUN.ranks[0], process=process), *RUN.ranks[1:])
     with pytest.raises(UsageError, match="over 1 of 2 ranks"):
+        advise(dataclasses.replace(RUN, ranks=ranks), memory_bytes=10**9)
+
+
+def test_a_script_whose_ddp_is_around_parts_of_its_model_is_refused():
+    """As a DLRM's, whose tables are each on one rank: plans shared out the tables too, and `run` found another model."""
+    parts = tuple(Module(name, "DistributedDataParallel", name) for name in ("bottom", "top"))
+    ranks = tuple(dataclasses.replace(rank, modules=(*rank.modules, *parts)) for rank in RUN.ranks)
+    with pytest.raises(UsageError, match=r"around parts of the model \(bottom, top\)"):
         advise(dataclasses.replace(RUN, ranks=ranks), memory_bytes=10**9)
 
 
