@@ -24,7 +24,7 @@ from memadvisor.engines.activations.offloaded_activations import OffloadedActiva
 from memadvisor.engines.activations.recompute import Note, Recompute
 from memadvisor.engines.alone import check_steps, check_uncompiled, executor_of_one
 from memadvisor.engines.autocast_calls import AutocastCalls
-from memadvisor.engines.fsdp2 import attach, is_for_fsdp2
+from memadvisor.engines.fsdp2 import attach, is_for_fsdp2, is_fsdp2_in_use
 from memadvisor.engines.losses.chunked_losses import ChunkedLosses
 from memadvisor.engines.notes import (
     note_on_owners,
@@ -91,8 +91,7 @@ class Applied:
         self._planned = PlannedModels(plan)
         self._attached = False
         self._has_wrapped = False
-        # Only a plan that leaves steps alone can begin inside one, in its closure.
-        self._awaits_closure = plan.num_ranks == 1 and plan.leaves_updates_alone
+        self._awaits_closure = True
         self._other_model: PlanError | None = None
         if plan.fused_updates:  # before the hooks, which put pieces into an optimizer's groups
             FusedUpdates(self.slot_of, self._note, self._undo)
@@ -225,6 +224,11 @@ class Applied:
             return {3} if self._is_paged else {0}
         return {self.plan.zero_stage, *(unit.zero_stage for unit in self.plan.units)}
 
+    def _leaves_updates_alone(self) -> bool:
+        """Whether the plan can begin inside a step, in its closure. Pieces of parameters are the script's own under FSDP2 alone."""
+        is_in_pieces = self.plan.num_ranks > 1 and self._stages() != {0}
+        return is_fsdp2_in_use() if is_in_pieces else self.plan.leaves_updates_alone
+
     @property
     def _is_paged(self) -> bool:
         """Whether parameters lie on another tier between their uses, on one rank."""
@@ -326,8 +330,9 @@ class Applied:
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         if not self._attached and self._awaits_closure and closure_of(args, kwargs) is not None:
-            self._awaits_closure = False  # the model is first called inside this step
-            return None
+            self._awaits_closure = False
+            if self._leaves_updates_alone():
+                return None  # the model is first called inside this step
         self.require_attached()
         self._planned.refuse_strangers(optimizer)
         slots = slots_of(optimizer, self.slot_of)

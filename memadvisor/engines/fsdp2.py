@@ -24,6 +24,7 @@ from memadvisor.plan import Plan
 from memadvisor.plan_checks import beside_fsdp2
 from memadvisor.run.cut import innermost
 from memadvisor.run.fully_sharded import param_groups
+from memadvisor.run.living import living
 from memadvisor.schedule import ActionKind, Point, Schedule
 from memadvisor.units import counted
 from memadvisor.write_schedule import write_schedule
@@ -34,6 +35,12 @@ def uses_fsdp2(model: torch.nn.Module) -> bool:
     fsdp = sys.modules.get("torch.distributed.fsdp")
     kind = getattr(fsdp, "FSDPModule", None)
     return kind is not None and any(isinstance(module, kind) for module in model.modules())
+
+
+def is_fsdp2_in_use() -> bool:
+    """Whether the script has called `fully_shard` on any module, which may be yet to be called."""
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    return kind is not None and bool(living(kind))
 
 
 def is_for_fsdp2(plan: Plan, model: torch.nn.Module) -> bool:

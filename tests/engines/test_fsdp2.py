@@ -237,6 +237,53 @@ def test_what_fsdp2_does_not_do_is_refused_before_the_first_step():
         assert said[5] == "the same model"  # gathered in another dtype
 
 
+def in_closures(model, optimizer, rank):
+    """The losses of a training whose forwards and backwards are in the optimizer's closure, as Lightning has them."""
+    data = torch.Generator().manual_seed(rank)
+
+    def closure():
+        optimizer.zero_grad()
+        words = torch.randint(WORDS, (8, 33), generator=data)
+        loss = F.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
+        loss.backward()
+        return loss
+
+    return [float(optimizer.step(closure)) for _ in range(3)]
+
+
+def closures(rank: int) -> dict[str, object]:
+    def planned(plan, model, optimizer):
+        applied = install(plan)
+        try:
+            return in_closures(model, optimizer, rank), applied.is_attached
+        except PlanError as error:
+            return error.one_line(), applied.is_attached
+        finally:
+            applied.remove()
+
+    alone = Model()
+    found: dict[str, object] = {
+        "no ranks": planned(make_plan(2, 1), alone, torch.optim.AdamW(alone.parameters()))
+    }
+    plain = Training(rank)
+    losses = in_closures(plain.model, plain.optimizer, rank)
+    for name, plan in {"advised": PLANS["some-kept"], "by hand": make_plan(2, 3)}.items():
+        training = Training(rank)
+        found[name] = planned(plan, training.model, training.optimizer) == (losses, True)
+    own = Model()  # whose ranks share nothing
+    plan = replace(make_plan(2, 0), policy="every-layer")
+    found["recomputed"] = planned(plan, own, torch.optim.AdamW(own.parameters()))[1]
+    return found
+
+
+@pytest.mark.timeout(100)
+def test_a_model_that_is_first_called_in_the_optimizers_closure_follows_the_plan():
+    for found in run_ranks(closures, 2):
+        said, is_attached = found.pop("no ranks")
+        assert "does not use DistributedDataParallel" in said and not is_attached
+        assert found == {"advised": True, "by hand": True, "recomputed": True}
+
+
 def three(rank: int) -> list[float]:
     plain, planned = Training(rank), Training(rank)
     expected = plain.losses(4)
