@@ -24,7 +24,7 @@ from memadvisor.engines.activations.offloaded_activations import OffloadedActiva
 from memadvisor.engines.activations.recompute import Note, Recompute
 from memadvisor.engines.alone import check_steps, check_uncompiled, executor_of_one
 from memadvisor.engines.autocast_calls import AutocastCalls
-from memadvisor.engines.fsdp2 import attach, is_for_fsdp2, is_fsdp2_in_use
+from memadvisor.engines.fsdp2 import Fsdp2, attach, is_for_fsdp2, is_fsdp2_in_use
 from memadvisor.engines.losses.chunked_losses import ChunkedLosses
 from memadvisor.engines.notes import (
     note_on_owners,
@@ -92,6 +92,7 @@ class Applied:
         self._attached = False
         self._has_wrapped = False
         self._awaits_closure = True
+        self._fully_sharded: list[Fsdp2] = []
         self._other_model: PlanError | None = None
         if plan.fused_updates:  # before the hooks, which put pieces into an optimizer's groups
             FusedUpdates(self.slot_of, self._note, self._undo)
@@ -194,13 +195,16 @@ class Applied:
 
     def unknown_module(self, module: torch.nn.Module) -> None:
         """The outermost call of a module that no executor knows: perhaps a model without DDP."""
+        for sharded in self._fully_sharded:
+            sharded.follow(torch.is_grad_enabled())
         root, is_done = unwrap(module), self._attached and self._planned.is_complete
         if not torch.is_grad_enabled() or (is_done and not self._planned.is_further(root, self._new)):
             return
         if self.plan.num_ranks > 1 and is_for_fsdp2(self.plan, root):
-            model, schedule = attach(
+            model, schedule, sharded = attach(
                 self.plan, self._planned.read(root)[0], lambda: next(_numbers), self._note, self._undo
             )
+            self._fully_sharded.append(sharded)
             self._attach_recompute(model, schedule, is_compiled=root is not module)
             return
         if max(self._stages(), default=0) > 0 and not self._is_paged:

@@ -51,7 +51,7 @@ def is_for_fsdp2(plan: Plan, model: torch.nn.Module) -> bool:
 
 def attach(
     plan: Plan, model: LiveModel, number: Callable[[], int], note: Note, undo: Undo
-) -> tuple[LiveModel, Schedule]:
+) -> tuple[LiveModel, Schedule, Fsdp2]:
     """Tell the script's FSDP2 what the plan says, until `undo` runs; what the schedule recomputes is left to do.
 
     `number` numbers wires. Raises PlanError.
@@ -62,8 +62,9 @@ def attach(
     check_plan_for(plan, model.root, groups)
     model = with_groups(model, groups)
     schedule = write_schedule(replace(plan, executor="fsdp2", overlap=False), model.rows)
-    Fsdp2(groups, schedule, number, undo).report(note)
-    return model, schedule
+    sharded = Fsdp2(groups, schedule, number, undo)
+    sharded.report(note)
+    return model, schedule, sharded
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,9 +183,11 @@ class Fsdp2:
         self._undo = undo
         self._wires: dict[dist.ProcessGroup, Wire] = {}
         self._number = number
+        self._has_gradients = True
+        self._own_reshards: dict[str, bool] = {}  # of groups that the plan has otherwise
         for place, (name, settings) in enumerate(self.settings.items()):
             module = groups.modules[name]
-            self._tell(module, settings)
+            self._tell(module, name, settings)
             self._replace_collectives(module, name, place)
 
     def report(self, note: Note) -> None:
@@ -197,7 +200,17 @@ class Fsdp2:
             f"{depth or 'none'} gathered ahead; {how}",
         )
 
-    def _tell(self, module: Any, settings: Settings) -> None:
+    def follow(self, has_gradients: bool) -> None:
+        """Before a forward of the model. One without gradients frees what the script has it free: what is kept for a
+        backward that does not come would be whole still where the script looks at its parameters next."""
+        if has_gradients == self._has_gradients:
+            return
+        self._has_gradients = has_gradients
+        for name, own in self._own_reshards.items():
+            reshards = self.settings[name].reshards if has_gradients else own
+            self.groups.modules[name].set_reshard_after_forward(reshards, recurse=False)
+
+    def _tell(self, module: Any, name: str, settings: Settings) -> None:
         state, group = _state(module), _param_group(module)
         forward = [_module(other) for other in state._states_to_forward_prefetch]
         backward = [_module(other) for other in state._states_to_backward_prefetch]
@@ -209,6 +222,8 @@ class Fsdp2:
             reshards = group.post_forward_mesh_info is not None
             reshards = reshards and not (is_root and state._auto_reshard_after_forward)
             self._undo.add(lambda: module.set_reshard_after_forward(reshards, recurse=False))
+            if reshards is not settings.reshards:
+                self._own_reshards[name] = reshards
             module.set_reshard_after_forward(settings.reshards, recurse=False)
         named = self.groups.modules
         module.set_modules_to_forward_prefetch([named[name] for name in settings.forward])

@@ -284,6 +284,36 @@ def test_a_model_that_is_first_called_in_the_optimizers_closure_follows_the_plan
         assert found == {"advised": True, "by hand": True, "recomputed": True}
 
 
+def evaluations(rank: int) -> list[list[object]]:
+    """What a script sees of its parameters and groups between training and evaluation, without a plan and with one."""
+    found = []
+    for plan in (None, by_units(()), by_units(range(BLOCKS))):
+        applied = install(plan) if plan else None
+        training, seen = Training(rank), []
+        words = torch.zeros(2, 8, dtype=torch.int64)
+        for _ in range(2):
+            training.losses(1)
+            seen.append(training.settings()["blocks.1"][0])
+            with torch.no_grad():
+                training.model(words)
+            seen += [type(each).__name__ for each in training.model.parameters()]
+        if applied:
+            applied.remove()
+        found.append(seen)
+    return found
+
+
+@pytest.mark.timeout(100)
+def test_after_an_evaluation_parameters_are_as_the_script_has_them():
+    """What a plan keeps until the backward would stay whole after a forward that has none."""
+    for plain, kept, freed in run_ranks(evaluations, 2):
+        assert plain[0] is freed[0] is True and kept[0] is False
+        assert kept.count(False) == 2  # told again before the next training step
+        assert [each for each in kept if each is not False] == [each for each in plain if each is not True]
+        assert freed == plain
+        assert "DTensor" in plain
+
+
 def three(rank: int) -> list[float]:
     plain, planned = Training(rank), Training(rank)
     expected = plain.losses(4)
