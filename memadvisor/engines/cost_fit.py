@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
+from memadvisor.errors import MemadvisorError
+
+LIMIT_S = 120.0  # for the processes that measure; some 15 s of an idle machine
 WIDTH, BATCH = 128, 128  # so that as much comes between two pieces of its work as in a training
 
 
@@ -38,3 +41,12 @@ def least_squares(
         kept.pop(lowest)
     values = dict(zip(kept, found.tolist(), strict=True)) if kept else {}
     return {name: values.get(place, 0.0) for place, name in enumerate(names)}
+
+
+def failure(what: str, is_late: bool) -> MemadvisorError:
+    """The error of processes that have measured nothing: those that are not late have said why."""
+    if is_late:
+        return MemadvisorError(f"{what} in {LIMIT_S:.0f} s.", hint="measure when the machine has less to do.")
+    return MemadvisorError(
+        f"{what}.", hint="see the messages above; `memadvisor doctor` says what does not work here."
+    )

@@ -25,8 +25,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from memadvisor.engines.apply import apply
-from memadvisor.engines.cost_fit import BATCH, WIDTH, least_squares, make_blocks
-from memadvisor.errors import MemadvisorError
+from memadvisor.engines.cost_fit import BATCH, LIMIT_S, WIDTH, failure, least_squares, make_blocks
 from memadvisor.hardware.cores import share_cores
 from memadvisor.hardware.hardware import EngineCost
 from memadvisor.plan import Plan
@@ -35,7 +34,6 @@ from memadvisor.run.helpers import end_with_parent, started
 _MODELS = ((2, 2), (8, 2), (4, 8), (8, 8))  # blocks, and linear layers in each, of a weight and a bias
 _STAGES = (0, 1, 3)  # stage 2 does nothing that they do not
 _WARM_STEPS, _NUM_STEPS = 4, 16
-_LIMIT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +59,13 @@ def measure_engine_cost(num_ranks: int) -> EngineCost | None:
             for rank in range(num_ranks)
         ]
         with started(processes):
-            deadline_s = time.monotonic() + _LIMIT_S
+            deadline_s = time.monotonic() + LIMIT_S
             for process in processes:
                 process.join(max(0.0, deadline_s - time.monotonic()))
+            is_late = any(process.is_alive() for process in processes)
         result = Path(directory) / "cost.json"
         if not result.exists():
-            raise MemadvisorError(
-                f"{num_ranks} processes could not train with each other under a plan.",
-                hint="see their messages above; `memadvisor doctor` says what does not work here.",
-            )
+            raise failure(f"{num_ranks} processes could not train with each other under a plan", is_late)
         return EngineCost(**json.loads(result.read_text()))
 
 

@@ -19,8 +19,7 @@ from statistics import median
 import torch
 
 from memadvisor.engines.apply import apply
-from memadvisor.engines.cost_fit import BATCH, WIDTH, least_squares, make_blocks
-from memadvisor.errors import MemadvisorError
+from memadvisor.engines.cost_fit import BATCH, LIMIT_S, WIDTH, failure, least_squares, make_blocks
 from memadvisor.hardware.hardware import PagingCost
 from memadvisor.plan import Plan
 from memadvisor.run.helpers import end_with_parent, started
@@ -28,7 +27,6 @@ from memadvisor.run.helpers import end_with_parent, started
 _MODELS = ((2, 2), (12, 1), (4, 8))  # blocks, and linear layers in each, of a weight and a bias
 _MICRO_BATCHES = (1, 3)
 _WARM_STEPS, _NUM_STEPS = 4, 16
-_LIMIT_S = 60.0
 _PARAMETERS = Plan(
     num_ranks=1, zero_stage=3, optimizer_tier="disk", parameter_tier="disk", overlap=True, gather_depth=1
 )
@@ -55,12 +53,10 @@ def measure_paging_cost() -> PagingCost | None:
         context = multiprocessing.get_context("spawn")
         process = context.Process(target=_main, args=(result,), daemon=True)
         with started([process]):
-            process.join(_LIMIT_S)
+            process.join(LIMIT_S)
+            is_late = process.is_alive()
         if not result.exists():
-            raise MemadvisorError(
-                "A process could not train with its parameters on disk.",
-                hint="see its messages above; `memadvisor doctor` says what does not work here.",
-            )
+            raise failure("A process could not train with its parameters on disk", is_late)
         return PagingCost(**json.loads(result.read_text()))
 
 
