@@ -265,7 +265,13 @@ def _run_notes(run: Run, num_ranks: int, times: CollectiveTimes | None) -> Itera
             "keep its own micro-batch, so the batch of a step grows or shrinks with the ranks."
         )
     rank = run.ranks[0]
-    if min(num_ranks, recorded) > 1 and rank.process.has_ddp is False and not rank.shard_groups:
+    is_own = min(num_ranks, recorded) > 1 and rank.process.has_ddp is False and not rank.shard_groups
+    if is_own and any(module.type_name == "FullyShardedDataParallel" for module in rank.modules):
+        yield (
+            "The script shards its model by FullyShardedDataParallel (FSDP1). `run` applies no plan of several ranks to it but what "
+            "all of them recompute alike, chosen by hand (`run --policy every-layer`); to FSDP2 (`fully_shard`) it applies plans."
+        )
+    elif is_own:
         yield (
             "The script's ranks train without DistributedDataParallel and FSDP2. `run` applies plans for several ranks to scripts "
             "that wrap their model in either, and to others what all ranks recompute alike (`run --policy`)."

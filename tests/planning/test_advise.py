@@ -133,6 +133,22 @@ def test_a_script_whose_parallelism_is_its_own_is_told_that_no_plan_applies(has_
     assert any("without DistributedDataParallel" in note for note in advice.notes) is is_said
 
 
+def test_a_script_with_fsdp1_is_told_what_applies_to_it():
+    """It was sent to `advise` without other options, which is what it had asked."""
+    wrapped = Module("blocks.0", "FullyShardedDataParallel", "blocks.0")
+    ranks = tuple(
+        dataclasses.replace(
+            rank,
+            modules=(*rank.modules, wrapped),
+            process=dataclasses.replace(rank.process, has_ddp=False),
+        )
+        for rank in RUN.ranks
+    )
+    notes = advise(dataclasses.replace(RUN, ranks=ranks), memory_bytes=10**9).notes
+    assert sum("FSDP1" in note for note in notes) == 1
+    assert not any("without DistributedDataParallel" in note for note in notes)
+
+
 def test_a_script_whose_ddp_is_over_some_of_its_ranks_is_refused():
     """Split layers under DDP (torch's _pre_dp_module_transform) are plain tensors: plans took all ranks for replicas."""
     process = dataclasses.replace(RUN.ranks[0].process, has_ddp=True, ddp_ranks=1)
