@@ -96,9 +96,16 @@ def test_nothing_is_said_of_a_run_with_a_plan():
     assert changes_of(run, run.ranks[0]) == ()
 
 
-def test_the_change_that_saves_most_is_first(tmp_path):
+def test_the_change_that_saves_most_is_first_and_what_gives_up_digits_is_last(tmp_path):
     changes = changes_of(run := train(tmp_path / "run", "zeros"), run.ranks[0])
-    saved = [change.peak_saved_bytes or 0 for change in changes if not change.step_saved_s]
-
-    assert saved == sorted(saved, reverse=True)
-    assert len(saved) > 1
+    exact, lossy = (
+        [
+            change.peak_saved_bytes or 0
+            for change in changes
+            if not change.step_saved_s and change.is_lossy == is_lossy
+        ]
+        for is_lossy in (False, True)
+    )
+    assert exact == sorted(exact, reverse=True)
+    assert len(exact) > 1 and len(lossy) == 1
+    assert changes[-1].kind == "autocast"
