@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from typing import NamedTuple
 
+from memadvisor.analyzers.born_gradients import Gradients, gradient_unit, gradients_of, last_gradient_bytes
 from memadvisor.analyzers.first_asked import FirstAsked, first_asked
 from memadvisor.analyzers.gradient_buffers import Buffers, buffers_of
 from memadvisor.analyzers.inner_workspaces import is_made_within
@@ -52,6 +53,7 @@ class SegmentLevels:
     collected_gradients: Level
     gradient_units: tuple[str, ...]
     growth: dict[str, int]
+    last_gradient_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +72,6 @@ class Memory:
     operators: Mapping[int, ForwardOperators]  # by forward segment, with the seconds of the traced step
     unit_forwards: Mapping[int, Forward]
     peak_bytes: int
-
-
-Gradients = Mapping[str, Set[tuple[str, str]]]  # by unit, shapes and dtypes
 
 
 class _Event(NamedTuple):
@@ -95,7 +94,7 @@ def segment_memory(placement: Placement, divisor: int | Fraction) -> Memory:
     passes, freed, casts = placement.passes, placement.freed, placement.casts
     placed = placement.with_micro_batches(divisor)
     events, start = _events(rank, step, pieces, placed)
-    gradients = _gradients(rank)
+    gradients = gradients_of(rank)
     parameters: dict[str, list[Parameter]] = {unit.name: [] for unit in rank.units}
     for parameter in rank.parameters:
         if not parameter.tied_to:
@@ -214,6 +213,7 @@ def _levels(
         collected_gradients=collected_level,
         gradient_units=units,
         growth=_growth(piece, events, placed),
+        last_gradient_bytes=last_gradient_bytes(piece, events, placed, gradients, buffers),
     )
     return levels, timeline
 
@@ -264,7 +264,7 @@ def _handed_over(
 
     def take_over(time_s: float) -> None:
         for born in waiting:
-            unit = _gradient_unit(born, piece, placed, gradients)
+            unit = gradient_unit(born, piece, placed, gradients)
             if unit is not None and unit not in units:
                 units.append(unit)
                 if collect and unit in buffers.adopting:
@@ -279,7 +279,7 @@ def _handed_over(
     for event in events:
         if event.number in adopted and event.delta_bytes < 0:
             continue  # the end of a gradient that DDP has copied
-        is_gradient = _gradient_unit(event, piece, placed, gradients) is not None
+        is_gradient = gradient_unit(event, piece, placed, gradients) is not None
         is_birth = event.delta_bytes > 0 and event.number >= 0 and not is_gradient
         other_birth = is_birth and not _is_workspace(event, waiting, placed)
         own_death = event.delta_bytes < 0 and any(event.number == born.number for born in waiting)
@@ -301,42 +301,6 @@ def _is_workspace(event: _Event, waiting: Sequence[_Event], placed: Sequence[Pla
     """Whether the operator that makes a gradient allocates inside itself, as products of bfloat16 do on a CPU."""
     row = placed[event.number].row
     return any(is_made_within(row, placed[born.number].row.operator) for born in waiting)
-
-
-def _gradient_unit(
-    event: _Event,
-    piece: Stretch,
-    placed: Sequence[Placed],
-    gradients: Gradients,
-) -> str | None:
-    """The unit of whose parameters something new-born is a gradient; None for anything else.
-
-    A gradient that is added to an older one, or copied to a bucket, is a temporary of a parameter's shape.
-    """
-    if event.delta_bytes <= 0 or event.number < 0 or piece.unit is None or piece.phase != "backward":
-        return None
-    row = placed[event.number].row
-    if row.category == "gradient":
-        return row.unit if row.unit in gradients else piece.unit
-    is_alike = row.category == "temporary" and (row.shape, row.dtype) in gradients.get(piece.unit, ())
-    return piece.unit if is_alike else None
-
-
-def _gradients(rank: RankRun) -> dict[str, set[tuple[str, str]]]:
-    """By unit, the shapes that gradients of its parameters may have, and their dtypes.
-
-    A bias's gradient is a sum that keeps the dimension it sums over, until it is accumulated.
-    """
-    found: dict[str, set[tuple[str, str]]] = {unit.name: set() for unit in rank.units}
-    for parameter in rank.parameters:
-        if parameter.tied_to:
-            continue
-        own = found.setdefault(parameter.unit, set())
-        if parameter.requires_grad:
-            shape = parameter.shape
-            own |= {(shape, parameter.dtype)}
-            own |= set() if "," in shape else {(f"[1, {shape[1:]}", parameter.dtype)}
-    return found
 
 
 def _without_saving(

@@ -331,6 +331,7 @@ def _segments(
             collected_gradients=levels.collected_gradients,
             gradient_units=levels.gradient_units,
             growth=levels.growth,
+            last_gradient_bytes=levels.last_gradient_bytes,
             live_gradients=alive,
         )
         for piece, duration, levels, alive in zip(pieces, durations, memory.levels, gradients, strict=True)

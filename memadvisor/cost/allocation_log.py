@@ -266,10 +266,14 @@ class AllocationLog:
         self._pieces[key], self._told = [kept], None
         self._tensors = {**self._tensors, key: self._storages[number].size_bytes}
 
-    def update(self, unit: str, share: float) -> None:
-        """What is born and dies in an optimizer step for this unit, with `share` scaling what cannot be told whose it is."""
+    def update(self, unit: str, share: float, beside: Bytes = NOTHING) -> None:
+        """What is born and dies in an optimizer step for this unit, with `share` scaling what cannot be told whose it is, and
+        what is there `beside` meanwhile."""
         if self._updates is None:
             raise AssertionError("no unit is updated by itself")
+        held: list[_Owner] = [("beside", category) for category, size in beside.items() if size]
+        for owner in held:
+            self._allocate(owner, beside[str(owner[1])], str(owner[1]))
         if unit in self._updates.fetched and not self._num_steps:
             self._make_states(unit, self._updates.made(unit))
         for position, segment in enumerate(self._segments):
@@ -277,6 +281,7 @@ class AllocationLog:
                 item, of = self._storages[event.number], self._updates.unit_of(event.number)
                 if of in (unit, None) and passes_in(item, {position}) and not self._is_modelled(item):
                     self._play(event, self._updates.share(event.number, share))
+        self._free_all(held)
         self._put_away(0 if self._updates.fetched.get(unit) else 1)
 
     def _make_states(self, unit: str, sizes: Sequence[int]) -> None:

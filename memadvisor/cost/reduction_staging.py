@@ -18,11 +18,10 @@ def scattered(
     It is simulated before the action is over, so what it holds beside the shard is staging. The sum is cast, if it is, when
     the buffer has gone: on two ranks and more that takes no more.
     """
+    beside = {"communication": max(0, staging_bytes - shard_bytes)}
+    whole = {"gradient": gradient_bytes + older_bytes + min(0, staging_bytes - shard_bytes)}
     return Message(
-        operation="reduce_scatter",
-        size_bytes=size_bytes,
-        staging={"communication": gradient_bytes + staging_bytes + older_bytes - shard_bytes},
-        beside={"communication": max(0, staging_bytes - shard_bytes)},
+        operation="reduce_scatter", size_bytes=size_bytes, staging={**beside, **whole}, beside=beside
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from memadvisor.cost.activations import Activations, View
+from memadvisor.cost.activations import Activations, View, added
 from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.components import scaled
 from memadvisor.cost.delayed_memory import memory_of
@@ -300,10 +300,17 @@ class _Player:
             for tensors in self.engine.passes(action):
                 self.watcher.states(tensors)
         message = self.engine.act(action)
-        self._tell_states(NOTHING if message is None else message.beside)
+        held = self._held_by_autograd(here) if kind is ActionKind.REDUCE and action.shard else NOTHING
+        self._tell_states(NOTHING if message is None else added(message.beside, held))
         if message is not None and self.times is not None:
-            self._moment_here(place_at(action), here, message.staging)
+            self._moment_here(place_at(action), here, added(message.staging, held))
             self.collectives.queue(action, message)
+
+    def _held_by_autograd(self, here: _Here) -> Bytes:
+        """What is there while actions run from inside of the addition of a unit's last gradient."""
+        if here.point is not Point.AFTER_BACKWARD or not isinstance(self.engine, EngineMemory):
+            return NOTHING
+        return {"gradient": self.step.segments[here.position].last_gradient_bytes}
 
     def _using_s(self, segment: Segment) -> float:
         """How long a backward takes to use what has been kept for it; one that runs its unit again does so there."""
@@ -325,11 +332,12 @@ class _Player:
             self.updates_due.remove(name)
             share = self.engine.updates.temporaries((name,))
             place = f"update of {name}"
-            self._moment_here(place, here, self._update_temporaries(share))
+            held = self._held_by_autograd(here)
+            self._moment_here(place, here, added(self._update_temporaries(share), held))
             self.lanes.compute(place, self._update_s((name,)))
             self._tell_place(place)
             if self.watcher is not None:
-                self.watcher.update(name, share)
+                self.watcher.update(name, share, held)
             self.engine.spend(name)
             self._tell_states()
 

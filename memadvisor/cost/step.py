@@ -52,6 +52,8 @@ class Segment:
     that the whole gradients of `gradient_units` from the first birth on, as one buffer that collects them.
     growth: what the segment itself brings into being and had alive at its highest instant: the cost
     of running a forward again, until the last tensor that its backward needs is there.
+    last_gradient_bytes: of the last gradient that is added to those of its unit: autograd holds it while what follows from
+    that is begun. 0 where it becomes the unit's buffer.
     live_gradients: of several models, those of whose units gradients are there when it begins; None where the script has
     one.
     """
@@ -69,6 +71,7 @@ class Segment:
     live_gradients: frozenset[str] | None = None
     call: int = 0
     walk: int = 0
+    last_gradient_bytes: int = 0
 
     @property
     def pass_number(self) -> int | None:

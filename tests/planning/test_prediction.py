@@ -42,7 +42,7 @@ TOGETHER = (Algorithm(operation="reduce_scatter", min_bytes=0, name="together", 
 TIERS = TransferTimes({Lane.DISK: BANDWIDTH, Lane.COMPUTE: BANDWIDTH}, "a test")
 
 
-def memadvisor(command, directory, *options, num_ranks=2, size=SIZE):
+def memadvisor(command, directory, *options, num_ranks=2, size=SIZE, script="samples/train_gpt.py"):
     words = [
         command,
         *options,
@@ -50,7 +50,7 @@ def memadvisor(command, directory, *options, num_ranks=2, size=SIZE):
         str(num_ranks),
         "--out",
         str(directory),
-        "samples/train_gpt.py",
+        str(script),
         *size,
     ]
     done = completed(
@@ -229,6 +229,39 @@ def masters_otherwise(directory):
     fullest = max(rank.traced_step.peak_allocated_bytes for rank in applied.ranks)
     assert all(0 <= analysis.model_states.padding_bytes < 200 for analysis in analyze(applied).ranks)
     return far_apart(predicted.total_bytes, fullest, 1e-3) + other_categories(predicted, applied)
+
+
+LAYERS = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+layers = [nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)]
+model = DistributedDataParallel(nn.Sequential(*layers))
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(4):
+    loss = nn.functional.cross_entropy(model(torch.randn(16, 64)), torch.randint(10, (16,)))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def test_a_gradient_that_autograd_holds_is_there_while_its_unit_is_reduced(tmp_path):
+    """Of layers whose weights are nearly all of them: a quarter of the peak."""
+    some_try(tmp_path, layers_otherwise)
+
+
+def layers_otherwise(directory):
+    (directory / "layers.py").write_text(LAYERS)
+    script = {"script": directory / "layers.py", "size": ()}
+    run = memadvisor("profile", directory / "plain", **script)
+    applied = memadvisor("run", directory / "run", "--zero", "2", "--update-in-backward", **script)
+    step = captured_step(run)
+    predicted = simulate(step, write_schedule(applied.plan, step.units), TIMES).peak
+    return far_peaks(predicted.total_bytes, applied, rel=0.02)
 
 
 def test_what_a_plan_reserves_is_what_its_own_allocations_would(tmp_path):
