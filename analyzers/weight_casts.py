@@ -7,12 +7,21 @@ from collections.abc import Iterable
 from memadvisor.run.records import Parameter, Storage
 from memadvisor.run.run import RankRun
 
+_FLOATS = ("bfloat16", "float16", "float32")
+
 
 def is_weight_cast(row: Storage, parameters: Iterable[Parameter]) -> bool:
-    """Whether a storage is the copy of a parameter of its unit in another dtype, as autocast makes them."""
-    return row.operator == "aten::_to_copy" and any(
-        parameter.unit == row.unit and parameter.dtype != row.dtype and parameter.shape == row.shape
-        for parameter in parameters
+    """Whether a storage is the copy of a parameter of its unit in another dtype, as autocast makes them.
+
+    Whole numbers of that shape, as of T5's distances between tokens, are none.
+    """
+    return (
+        row.operator == "aten::_to_copy"
+        and row.dtype in _FLOATS
+        and any(
+            parameter.unit == row.unit and parameter.dtype != row.dtype and parameter.shape == row.shape
+            for parameter in parameters
+        )
     )
 
 

@@ -52,3 +52,10 @@ def test_a_run_that_does_not_tell_who_held_what_counts_all_copies_as_held():
 
     assert casts
     assert cached_casts(dataclasses.replace(rank, storages=untold)) == casts
+
+
+def test_whole_numbers_of_a_weight_s_shape_are_none():
+    rank = recorded(CastingAnew, 1, False)[0].ranks[0]
+    cast = next(row for row in rank.storages if is_weight_cast(row, rank.parameters))
+
+    assert not is_weight_cast(dataclasses.replace(cast, dtype="int64"), rank.parameters)
