@@ -10,6 +10,7 @@ from memadvisor.analyzers.autocast.math_attention import MathAttention
 from memadvisor.analyzers.autocast.operands import operand_shape
 from memadvisor.analyzers.autocast.recasting import NARROW, WIDE, Recasting
 from memadvisor.analyzers.autocast.rules import Computes, computes
+from memadvisor.analyzers.frozen_weights import frozen_storages
 from memadvisor.analyzers.shapes import dimensions
 from memadvisor.run.records import ModuleCall, Storage
 from memadvisor.run.run import RankRun
@@ -29,6 +30,7 @@ class Forwards:
         self._weights = {
             row.storage_id for row in rank.storages if row.category == "parameter" and row.dtype == WIDE
         }
+        self._trained = self._weights - frozen_storages(rank)
         self._following = {id(one): other.row.name for one, other in pairwise(graph.calls)}
         self._attention = MathAttention(graph.calls)
         self._cached: dict[tuple[int, float], int] = {}  # of weights, by outermost call
@@ -114,9 +116,11 @@ class Forwards:
         saved = self._recasting.saved_by(row.storage_id, call.row.node) if keeps else []
         around = self._graph.outermost_at(call.row.start_s)
         place = next(iter(call.made), row)
-        is_weight = row.storage_id in self._weights and dtype == NARROW and around is not None
+        is_cached = (  # of weights that nobody asks a gradient of, each use makes a copy of its own
+            dtype == NARROW and row.storage_id in self._trained and around is not None
+        )
         end_s = call.row.end_s
-        if is_weight and around is not None:
+        if is_cached and around is not None:
             known = self._cached.get((row.storage_id, around.start_s))
             if known is not None:
                 self._recasting.keep_too(known, saved)
@@ -129,10 +133,10 @@ class Forwards:
             birth_s=call.row.start_s,
             death_s=end_s,
             saved=saved,
-            held_s=end_s if is_weight else None,
+            held_s=end_s if is_cached else None,
             shape=operand_shape(call, row, self._recasting.shapes_of(saved)),
         )
-        if is_weight and around is not None:
+        if is_cached and around is not None:
             self._cached[row.storage_id, around.start_s] = number
 
     def _give_back(self, rank: RankRun, outermost: ModuleCall) -> None:

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from memadvisor.analyzers.autocast.backward import Backwards
 from memadvisor.analyzers.autocast.forward import Forwards
-from memadvisor.analyzers.autocast.graph import StepGraph
+from memadvisor.analyzers.autocast.graph import Call, StepGraph
+from memadvisor.analyzers.autocast.operands import operand_shape
 from memadvisor.analyzers.autocast.recasting import WIDE, Recasting
-from memadvisor.analyzers.autocast.rules import is_recurrent
+from memadvisor.analyzers.autocast.rules import has_wide_operand_inside, has_wide_result_inside, is_recurrent
 from memadvisor.analyzers.derivatives import differentiated_backwards
 from memadvisor.analyzers.inner_workspaces import INSIDE
 from memadvisor.analyzers.weight_casts import is_weight_cast
@@ -63,7 +64,22 @@ def under_autocast(rank: RankRun) -> RankRun:
     for row in rank.storages:
         if row.operator.startswith(INSIDE) and _is_copy_of_narrow(row, graph, recasting):
             recasting.halved.add(row.storage_id)
+    device_type = rank.process.device.partition(":")[0]
+    for call in graph.calls:
+        _add_inner_copy(call, device_type, recasting)
     return recasting.done()
+
+
+def _add_inner_copy(call: Call, device_type: str, recasting: Recasting) -> None:
+    """What an operator has for itself in float32, and only of bfloat16."""
+    name, row = call.row.name, None
+    if has_wide_operand_inside(name, device_type):
+        row = next(iter(call.reads), None)
+    elif has_wide_result_inside(name, device_type):
+        row = call.result
+    if row is not None and row.storage_id in recasting.narrow:
+        shape = operand_shape(call, row, ()) if row in call.reads else ""
+        recasting.add(row, WIDE, row, birth_s=call.row.start_s, death_s=call.row.end_s, shape=shape)
 
 
 def _is_copy_of_narrow(row: Storage, graph: StepGraph, recasting: Recasting) -> bool:

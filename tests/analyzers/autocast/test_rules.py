@@ -44,7 +44,21 @@ CALLS = {
     "aten::bmm": lambda dtype: (torch.bmm, matrix(dtype, 2, 4, 4), matrix(dtype, 2, 4, 4)),
     "aten::baddbmm": lambda dtype: (torch.baddbmm, *(matrix(dtype, 2, 4, 4) for _ in range(3))),
     "aten::convolution": lambda dtype: (F.conv2d, matrix(dtype, *PICTURE), matrix(dtype, 4, 4, 3, 3)),
-    "aten::_log_softmax": lambda dtype: (F.cross_entropy, matrix(dtype), torch.zeros(8, dtype=torch.long)),
+    "aten::_log_softmax": lambda dtype: (lambda x: x.log_softmax(-1), matrix(dtype)),
+    "aten::max_pool3d_with_indices": lambda dtype: (lambda x: F.max_pool3d(x, 2), matrix(dtype, 2, 4, 4, 4)),
+    "aten::adaptive_max_pool3d": lambda dtype: (
+        lambda x: F.adaptive_max_pool3d(x, 2),
+        matrix(dtype, 2, 4, 4, 4),
+    ),
+    "aten::fractional_max_pool2d": lambda dtype: (
+        lambda x: F.fractional_max_pool2d(x, 2, output_size=3),
+        matrix(dtype, *PICTURE),
+    ),
+    "aten::upsample_bilinear2d": lambda dtype: (
+        lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+        matrix(dtype, *PICTURE),
+    ),
+    "aten::logsumexp": lambda dtype: (lambda x: x.logsumexp(-1), matrix(dtype)),
     "aten::mse_loss": lambda dtype: (F.mse_loss, matrix(dtype), matrix(dtype)),
     "aten::_softmax": lambda dtype: (lambda x: x.softmax(-1), matrix(dtype)),
     "aten::gelu": lambda dtype: (F.gelu, matrix(dtype)),
@@ -76,7 +90,22 @@ def test_a_cpu_computes_as_the_rules_say(name, dtype):
     assert computed == wanted
 
 
+@pytest.mark.parametrize("dtype", [NARROW, WIDE])
+def test_inside_cross_entropy_a_cpu_has_the_logarithm_in_float32(dtype):
+    seen = seen_on_cpu(F.cross_entropy, matrix(dtype), torch.zeros(8, dtype=torch.long))
+    assert seen["aten::_log_softmax"][1] == WIDE
+    assert computes("aten::_log_softmax", "cpu", "aten::nll_loss_forward") is Computes.WIDE
+
+
 def test_a_gpu_has_other_lists():
+    for name in (
+        "upsample_bilinear2d",
+        "upsample_nearest2d",
+        "logsumexp",
+        "linalg_vector_norm",
+        "_fused_rms_norm",
+    ):
+        assert computes(f"aten::{name}", "cuda") is Computes.WIDE
     assert computes("aten::native_layer_norm", "cuda") is Computes.WIDE
     assert computes("aten::native_layer_norm", "cpu") is Computes.AS_FIRST
     assert computes("aten::_softmax", "cuda") is Computes.WIDE
