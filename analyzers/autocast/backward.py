@@ -41,7 +41,7 @@ class Backwards:
         sums = [call for call in group.calls if _is_sum(call, own)]
         summed = {row.storage_id for call in sums for row in call.made}
         result = group.of.result
-        is_narrow = result is not None and self._recasting.is_narrow(result)
+        is_narrow = result is not None and self._forwards.is_narrow_to(group.of, result)
         for call in group.calls:
             for row in call.reads:
                 if row.storage_id not in own and row.phase == "backward" and row.dtype == WIDE:
@@ -77,7 +77,7 @@ class Backwards:
         recast = []
         for row in made:
             operand = gradients.get(row.storage_id)
-            wanted = computed if operand is None else self._recasting.is_narrow(operand)
+            wanted = computed if operand is None else self._forwards.is_narrow_to(group.of, operand)
             if rule is Computes.AS_FIRST and operand is not None:
                 computed = wanted
             if wanted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import defaultdict
 from itertools import pairwise
 
 from memadvisor.analyzers.autocast.graph import FORWARDS, Call, StepGraph
@@ -34,12 +35,23 @@ class Forwards:
         self._following = {id(one): other.row.name for one, other in pairwise(graph.calls)}
         self._attention = MathAttention(graph.calls)
         self._cached: dict[tuple[int, float], int] = {}  # of weights, by outermost call
+        self._rows = {row.storage_id: row for row in rank.storages}
+        self._given: dict[int, int] = {}  # by storage, the float32 that the script has been given of it
+        self._given_s: dict[int, float] = {}  # and since when
+        results: dict[int, list[Storage]] = defaultdict(list)
+        for tensor in rank.call_tensors:
+            if tensor.role == "output" and tensor.storage_id in self._rows:
+                results[tensor.call_id].append(self._rows[tensor.storage_id])
+        ended = [outermost for outermost in graph.outermost if outermost.phase == "forward"]
         for call in graph.calls:
-            if call.row.phase in FORWARDS and graph.outermost_at(call.row.start_s) is not None:
+            if call.row.phase in FORWARDS and (around := graph.outermost_at(call.row.start_s)) is not None:
+                while ended and ended[0].start_s < around.start_s:
+                    self._give_back(ended[0], results[ended.pop(0).call_id])
                 self._run(call)
-        for outermost in graph.outermost:
-            if outermost.phase == "forward":
-                self._give_back(rank, outermost)
+        for outermost in ended:
+            self._give_back(outermost, results[outermost.call_id])
+        for storage_id, number in self._given.items():
+            self._recasting.let_go(number, self._rows[storage_id])
 
     def rule(self, call: Call) -> Computes:
         if id(call) in self._attention.inside:
@@ -60,23 +72,32 @@ class Forwards:
             and product.module == call.row.module
         )
 
+    def is_narrow_to(self, call: Call, row: Storage) -> bool:
+        """As this operator of a forward found it, or left it."""
+        given_s = self._given_s.get(row.storage_id)
+        return (given_s is None or call.row.start_s < given_s) and self._recasting.is_narrow(row)
+
+    def _is_narrow(self, row: Storage) -> bool:
+        """As the operator that reads it next finds it: of a model's result the script has float32 alone."""
+        return row.storage_id not in self._given and self._recasting.is_narrow(row)
+
     def _run(self, call: Call) -> None:
         rule = self.rule(call)
         numbers = [row for row in call.reads if row.dtype in (WIDE, NARROW)]
         if rule is Computes.NARROW:
             for row in numbers:
-                if not self._recasting.is_narrow(row):
+                if not self._is_narrow(row):
                     self._copy(call, row, NARROW)
             self._make(call, is_narrow=bool(numbers))
         elif rule is Computes.WIDE:
             for row in numbers:
-                if row.storage_id in self._recasting.narrow:
+                if self._is_narrow(row):
                     self._copy(call, row, WIDE)
             if id(call) in self._attention.last:
                 self._cast_result(call)
         elif rule is Computes.AS_FIRST:
             first = next(iter(numbers), None)
-            if first is not None and self._recasting.is_narrow(first):
+            if first is not None and self._is_narrow(first):
                 self._make(call, is_narrow=True, like=first)
         else:
             self._make(call, is_narrow=self._are_narrow(numbers))
@@ -90,7 +111,7 @@ class Forwards:
     def _are_narrow(self, numbers: list[Storage]) -> bool:
         """Whether the widest of several is bfloat16; a single number has no say among larger tensors."""
         large = [row for row in numbers if dimensions(row.shape)] or numbers
-        return bool(large) and all(map(self._recasting.is_narrow, large))
+        return bool(large) and all(map(self._is_narrow, large))
 
     def _make(self, call: Call, *, is_narrow: bool, like: Storage | None = None) -> None:
         if not is_narrow:
@@ -104,11 +125,11 @@ class Forwards:
 
     def _meet(self, call: Call, numbers: list[Storage]) -> None:
         """Both dtypes meet: on a CPU the operator, and everywhere what autocast promotes, has the narrow ones in float32."""
-        if len({self._recasting.is_narrow(row) for row in numbers}) < 2 or not call.made:
+        if len({self._is_narrow(row) for row in numbers}) < 2 or not call.made:
             return
         if self._device_type == "cpu" or call.row.name in _PROMOTED:
             for row in numbers:
-                if row.storage_id in self._recasting.narrow:
+                if self._is_narrow(row):
                     self._copy(call, row, WIDE, keeps=False)
 
     def _copy(self, call: Call, row: Storage, dtype: str, *, keeps: bool = True) -> None:
@@ -139,19 +160,18 @@ class Forwards:
         if is_cached and around is not None:
             self._cached[row.storage_id, around.start_s] = number
 
-    def _give_back(self, rank: RankRun, outermost: ModuleCall) -> None:
+    def _give_back(self, outermost: ModuleCall, results: list[Storage]) -> None:
         """What the script gets of a model is float32: a copy of what was made, which goes once nobody asks for it."""
-        rows = {row.storage_id: row for row in rank.storages}
         place = bisect_right(self._graph.calls, outermost.end_s, key=lambda call: call.row.start_s) - 1
         last_s = min(outermost.end_s, self._graph.calls[place].row.end_s) if place >= 0 else outermost.start_s
         cast_s = (last_s + outermost.end_s) / 2
-        for tensor in rank.call_tensors:
-            row = rows.get(tensor.storage_id)
-            if tensor.call_id != outermost.call_id or tensor.role != "output" or row is None:
-                continue
-            if row.storage_id in self._recasting.narrow:
+        for row in results:
+            if row.storage_id in self._recasting.narrow and row.storage_id not in self._given:
+                self._given_s[row.storage_id] = cast_s
                 later = self._recasting.saved_after(row.storage_id, outermost.end_s)
-                self._recasting.add(row, WIDE, row, birth_s=cast_s, death_s=row.death_s, saved=later)
+                self._given[row.storage_id] = self._recasting.add(
+                    row, WIDE, row, birth_s=cast_s, death_s=row.death_s, saved=later
+                )
                 self._recasting.deaths[row.storage_id] = self._recasting.kept_until(
                     row.storage_id, outermost.end_s
                 )

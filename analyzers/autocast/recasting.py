@@ -116,6 +116,18 @@ class Recasting:
         if row.death_s is not None and row.death_s < death_s:
             self._added[number] = replace(row, death_s=death_s)
 
+    def let_go(self, number: int, row: Storage) -> None:
+        """This copy of a row's storage is there until its last use, where other copies have since been kept in place of it."""
+        places = {place: self._moved.get(place) for place, _ in self._saved[row.storage_id]}
+        copy = self._added[number]
+        if any(
+            moved not in (None, number) and self._rank.saved[place].saved_s >= copy.birth_s
+            for place, moved in places.items()
+        ):
+            left = [self._rank.saved[place] for place, moved in places.items() if moved == number]
+            shortened = self._without(replace(row, birth_s=copy.birth_s), left)
+            self._added[number] = replace(copy, death_s=shortened.death_s, category=shortened.category)
+
     def _last_of(self, saved: Iterable[int], death_s: float | None) -> float | None:
         ends = [self._rank.saved[place].released_s for place in saved]
         if death_s is None or None in ends:
@@ -163,5 +175,9 @@ class Recasting:
         uses = (row.last_forward_use_s, row.last_held_s, *ends)
         last_s = max((time_s for time_s in uses if time_s is not None), default=row.birth_s)
         category = "temporary" if not left and row.category == "activation" else row.category
+        if row.death_s is None and all(
+            saved.released_s is not None for _, saved in self._saved[row.storage_id]
+        ):
+            return replace(row, category=category)  # the script has it still, as it has its batch
         death_s = last_s if row.death_s is None else min(row.death_s, last_s)
         return replace(row, death_s=max(death_s, row.birth_s), category=category)

@@ -24,7 +24,8 @@ from memadvisor.errors import UsageError
 from memadvisor.run.records import Storage
 from memadvisor.run.run import RankRun
 
-_WITH_COPIES = ("aten::convolution", "aten::mkldnn_convolution")  # and their backwards
+# And their backwards; transposed ones have theirs inside of the second.
+_WITH_COPIES = ("aten::convolution", "aten::_convolution", "aten::mkldnn_convolution")
 
 
 def required_autocast(rank: RankRun) -> RankRun:

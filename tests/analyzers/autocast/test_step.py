@@ -155,6 +155,77 @@ class Picked(nn.Module):
         return self.head(x.gather(-1, order)[..., :WIDTH])
 
 
+class Upwards(nn.Module):
+    """Ends in a transposed convolution, of pictures that the script has until the next."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.ConvTranspose2d(8, 3, 4, 2, 1)
+
+    def forward(self, pictures):
+        return self.last(F.relu(self.first(pictures)))
+
+
+def test_a_batch_that_the_script_has_is_there_and_a_transposed_convolution_s_copies_are_half(tmp_path):
+    held = []
+
+    def of(model, _):
+        held[:] = [torch.randn(64, 3, 24, 24)]
+        yield model(held[0]).square().mean()
+
+    plain = recorded(tmp_path / "plain", Upwards, of=of).ranks[0]
+    rows = {row.storage_id: row for row in required_autocast(plain).storages}
+    batch = next(row for row in plain.storages if row.category == "input" and row.death_s is None)
+    assert rows[batch.storage_id].death_s is None
+
+    inside = [row for row in plain.storages if row.operator == "inside aten::_convolution"]
+    assert inside and all(rows[row.storage_id].size_bytes == row.size_bytes // 2 for row in inside)
+
+
+class Parts(nn.Module):
+    """Its parts are called by the script, one after the other, and it is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.code, self.decode = nn.Linear(WIDTH, 1024), nn.Linear(1024, WIDTH)
+
+
+def called_under_autocast(part):
+    plain = part.forward
+
+    def forward(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = plain(x)
+        return out.float()
+
+    part.forward = forward
+
+
+@pytest.mark.parametrize("kept", ["float32", "bfloat16"])
+def test_of_a_part_that_another_follows_the_script_has_float32(tmp_path, kept):
+    """The second part's product keeps its own copy in bfloat16, and the sum of squares the float32 itself."""
+
+    def by_parts():
+        model = Parts()
+        if is_by_hand:
+            called_under_autocast(model.code)
+            called_under_autocast(model.decode)
+        return model
+
+    def of(model, _):
+        code = model.code(torch.randn(512, WIDTH))
+        loss = model.decode(code).mean() + (code.square().mean() if kept == "float32" else 0)
+        del code
+        yield loss
+
+    peaks = []
+    for is_by_hand in (False, True):
+        run = recorded(tmp_path / str(is_by_hand), by_parts, of=of)
+        peaks.append(run.ranks[0])
+    predicted = peak_bytes(required_autocast(peaks[0]))
+    assert predicted == pytest.approx(peaks[1].traced_step.peak_allocated_bytes, rel=0.03)
+
+
 def word_losses(model, *, length):
     words = torch.randint(WORDS, (16, length))
     yield F.cross_entropy(model(words).flatten(0, 1), words.flatten())
