@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from memadvisor.analyzers.checkpointing import predicted_checkpoints
 from memadvisor.analyzers.derivatives import differentiated_backwards, units_differentiated
@@ -36,7 +36,7 @@ def notes(run: Run, plays: Plays, plain: CapturedStep, found: list[RankedPlan]) 
     yield from size_notes(run)
     yield from _time_notes(run, plain)
     yield from _precision_notes(plays.asked.precision)
-    yield from _autocast_notes(plays.asked.autocast)
+    yield from _autocast_notes(plays.asked.autocast, plain, found)
     yield from _compression_notes(plays.asked.compression)
     yield from _local_sgd_notes(plays.asked.local_sgd)
     yield from algorithms_notes(found[0].plan.algorithms)
@@ -239,10 +239,20 @@ def _precision_notes(precision: Precision) -> Iterator[str]:
         )
 
 
-def _autocast_notes(autocast: str | None) -> Iterator[str]:
-    if autocast is not None:
-        yield f"Every plan is lossy: {autocast_loss_text(autocast)}"
-        yield "Times of compute are those recorded: what bfloat16 makes faster, or slower, is not in them."
+def _autocast_notes(autocast: str | None, plain: CapturedStep, found: Sequence[RankedPlan]) -> Iterator[str]:
+    if autocast is None:
+        return
+    yield f"Every plan is lossy: {autocast_loss_text(autocast)}"
+    yield "Times of compute are those recorded: what bfloat16 makes faster, or slower, is not in them."
+    for one in found:
+        plan, peak_bytes = one.plan, one.prediction.peak_bytes
+        is_plain = plan.num_ranks == 1 and not plan.recomputed_units and not one.changes_script
+        if is_plain and peak_bytes > plain.peak_bytes:
+            yield (
+                f"Autocast alone raises the peak from {format_bytes(plain.peak_bytes)} to {format_bytes(peak_bytes)}: its copies "
+                "of weights are more than what activations lose."
+            )
+            return
 
 
 def _compression_notes(compression: Compression) -> Iterator[str]:

@@ -90,6 +90,19 @@ def test_all_plans_have_it_and_say_so_and_what_is_asked_for_is_no_more_advised(t
     assert "autocast" in kinds[0] and "autocast" not in kinds[1]
 
 
+def test_a_peak_that_copies_of_weights_raise_is_named(tmp_path):
+    model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(4):
+            model(torch.randn(4, 256)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    advice = memadvisor.advise(prof.run, memory="1GiB", autocast="bf16")
+    assert any(note.startswith("Autocast alone raises the peak") for note in advice.notes)
+    assert not any("raises" in note for note in memadvisor.advise(prof.run, memory="1GiB").notes)
+
+
 def test_a_plan_file_keeps_it(tmp_path):
     plain = recorded(tmp_path / "plain")
     plan = memadvisor.advise(plain, memory="100%", autocast="bf16").plans[0].plan
