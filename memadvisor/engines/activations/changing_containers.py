@@ -7,9 +7,10 @@ has added is not there for a second run, and what it has replaced or taken away 
 
 from __future__ import annotations
 
-from collections import deque
+import copy
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,6 +18,19 @@ _Entry = tuple[dict[str, Any], str, Any]  # a module's attributes, name, and wha
 OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 _MOST_COPIED = 64
 _LIGHT = frozenset((type(None), bool, int, float, str))
+_KINDS = (list, dict, set, deque)
+_WITH_COPY = frozenset((*_KINDS, OrderedDict, defaultdict, Counter))  # whose copies are of the same class
+
+
+class _Changed(NamedTuple):
+    """A container that a forward has changed: where it is, and what is known of it before. `number`: the same of one that
+    is in several places."""
+
+    owner: dict[str, Any]
+    name: str
+    number: int
+    kind: type
+    seen: Any
 
 
 class ChangingContainers:
@@ -29,16 +43,16 @@ class ChangingContainers:
             (owner, name, value, seen)
             for owner in attributes
             for name, value in owner.items()
-            if isinstance(value, list | dict | set | deque)
+            if isinstance(value, _KINDS)
             and name not in OF_EVERY_MODULE
             and (seen := _seen(value)) is not None
         ]
-        self._changed: list[tuple[dict[str, Any], str, Any]] = []
+        self._changed: list[_Changed] = []
 
     def learn(self) -> None:
         """After the forward: which of them it has changed."""
         self._changed = [
-            (owner, name, seen)
+            _Changed(owner, name, id(value), type(value), seen)
             for owner, name, value, seen in self._before
             if owner.get(name) is value and _is_changed(value, seen)
         ]
@@ -46,14 +60,23 @@ class ChangingContainers:
 
     def as_before(self) -> list[_Entry]:
         """What a second run finds in their places, and may change."""
-        return [(owner, name, _as_before(owner.get(name), seen)) for owner, name, seen in self._changed]
+        made: dict[
+            int, Any
+        ] = {}  # what two layers share they share again: one reads what the other has appended
+        for each in self._changed:
+            if each.number not in made:
+                made[each.number] = _as_before(each.owner.get(each.name), each)
+        return [(each.owner, each.name, made[each.number]) for each in self._changed]
 
 
 def _seen(value: Any) -> Any:
     """A copy; else the length of a list or the keys of a dictionary. None for what neither tells."""
     members = value.values() if isinstance(value, dict) else value
     if len(value) <= _MOST_COPIED and all(type(member) in _LIGHT for member in members):
-        return value.copy()
+        if type(value) in _WITH_COPY:
+            return value.copy()
+        kind = next(kind for kind in _KINDS if isinstance(value, kind))
+        return kind(value)
     if isinstance(value, list):
         return len(value)
     return frozenset(value) if isinstance(value, dict) and len(value) <= _MOST_COPIED else None
@@ -71,14 +94,36 @@ def _is_changed(value: Any, seen: Any) -> bool:
     return any(new is not old for new, old in zip(value, seen, strict=True))
 
 
-def _as_before(live: Any, seen: Any) -> Any:
+def _as_before(live: Any, changed: _Changed) -> Any:
     """`live`: what is there now, from which what was added is left out."""
-    if isinstance(seen, int):
-        return live[:seen] if isinstance(live, list) else live
-    if not isinstance(seen, frozenset):
+    seen = changed.seen
+    if isinstance(seen, int | frozenset):
+        return _without_added(live, seen)
+    if changed.kind in _WITH_COPY:
         return seen.copy()
-    then = live.copy() if isinstance(live, dict) else live
-    for key in live if then is not live else ():
-        if key not in seen:
+    then = _copy_of(live) if type(live) is changed.kind else live
+    if then is not live:
+        then.clear()
+        (then.update if isinstance(then, dict | set) else then.extend)(seen)
+    return then
+
+
+def _without_added(live: Any, seen: Any) -> Any:
+    """`seen`: the length of a list, or the keys of a dictionary."""
+    then = _copy_of(live) if isinstance(live, list if isinstance(seen, int) else dict) else live
+    if then is live:
+        return live
+    if isinstance(seen, int):
+        del then[seen:]
+    else:
+        for key in [key for key in then if key not in seen]:
             del then[key]
     return then
+
+
+def _copy_of(container: Any) -> Any:
+    """Of the same class; itself where that is one of the script's own that has no copies."""
+    try:
+        return copy.copy(container)
+    except Exception:
+        return container

@@ -110,6 +110,78 @@ def test_lists_and_dictionaries_that_a_forward_changes_in_place_are_changed_once
     assert len(model[1].runs) == 2 * len(plain_model[1].runs)
 
 
+class History(list):
+    """A list of the script's own class, which has what lists have not."""
+
+    def note(self, value):
+        self.append(value)
+        return len(self)
+
+
+class Uncopied(dict):
+    def __copy__(self):
+        raise RuntimeError("there is one of me")
+
+
+class Noting(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(9, 9)
+        self.light, self.long, self.made = History(), History([1.0] * 100), History()
+        self.single = Uncopied()
+
+    def forward(self, x):
+        y = self.linear(x)
+        scale = self.light.note(1.0) + self.long.note(1.0) / 100 + self.made.note(y.detach())
+        self.single["last"] = scale
+        return torch.tanh(y * scale)
+
+
+def test_what_a_script_has_for_lists_is_of_its_class_in_the_second_run():
+    """A plain list in its place ended the training in the backward."""
+    plain, _ = train(Noting)
+    with applied(make_plan(1, policy="every-layer")):
+        ours, model = train(Noting)
+    assert ours == plain
+    assert type(model[1].light) is History
+    assert len(model[1].light) == len(model[1].made) == 8
+
+
+class Appending(torch.nn.Module):
+    def __init__(self, log):
+        super().__init__()
+        self.linear, self.log = torch.nn.Linear(9, 9), log
+
+    def forward(self, x):
+        self.log.append(1.0)
+        return torch.tanh(self.linear(x))
+
+
+class Reading(Appending):
+    def forward(self, x):
+        return torch.tanh(self.linear(x) * len(self.log))
+
+
+class Sharing(torch.nn.Module):
+    """Its layers have one list, which one of them appends to and the other reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.log = []
+        self.first, self.second = Appending(self.log), Reading(self.log)
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+def test_a_list_that_two_layers_share_is_one_list_in_the_second_run():
+    """Each had a copy of its own, so that gradients were of another forward."""
+    plain, _ = train(Sharing)
+    with applied(make_plan(1, policy="every-layer")):
+        ours, _ = train(Sharing)
+    assert ours == plain
+
+
 class Dropping(torch.nn.Module):
     """Has what it made in a list that the script empties before the backward."""
 
