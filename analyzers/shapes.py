@@ -19,7 +19,22 @@ def dimensions(shape: str) -> Shape:
     return tuple(int(number) for number in _SHAPE.findall(shape))
 
 
+def given_shapes(operator: Operator) -> list[tuple[int | None, ...]]:
+    """Of what an operator was given, in the order of its arguments; nothing where the record, which may have been damaged,
+    cannot be read. Sizes of a jagged tensor may be None."""
+    try:
+        shapes = [tuple(shape) for shape in json.loads(operator.shapes or "[]")]
+    except (ValueError, TypeError, RecursionError):
+        return []
+    are_sizes = all(size is None or type(size) is int for shape in shapes for size in shape)
+    return shapes if are_sizes else []
+
+
 def given_and_weight(operator: Operator) -> tuple[Shape, Shape] | None:
     """Shapes of a layer's input and weight; None where they are not all known."""
-    given, weight = (tuple(shape) for shape in json.loads(operator.shapes or "")[:2])
-    return None if None in given + weight else (given, weight)
+    known = [
+        tuple(size for size in shape if size is not None)
+        for shape in given_shapes(operator)[:2]
+        if None not in shape
+    ]
+    return (known[0], known[1]) if len(known) == 2 else None

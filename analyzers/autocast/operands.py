@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 
 from memadvisor.analyzers.autocast.graph import Call
-from memadvisor.analyzers.shapes import dimensions
+from memadvisor.analyzers.shapes import dimensions, given_shapes
 from memadvisor.run.records import Storage
 
 _ELEMENTWISE = ("aten::mul", "aten::div")
@@ -22,7 +21,9 @@ def operand_shape(call: Call, row: Storage, saved: Sequence[str]) -> str:
         return max(saved, key=_elements)
     if call.row.name in _ELEMENTWISE and call.made:
         return min(row.shape, call.made[0].shape, key=_elements)
-    given = [shape for shape in json.loads(call.row.shapes or "[]") if None not in shape]
+    given = [
+        [size for size in shape if size is not None] for shape in given_shapes(call.row) if None not in shape
+    ]
     whole = _elements(row.shape)
     if not given or whole in {math.prod(shape) for shape in given}:
         return ""

@@ -308,3 +308,24 @@ def test_no_operator_reads_what_is_gone_or_not_yet_there(tmp_path):
         row = rows[saved.storage_id]
         assert row.death_s is None or saved.released_s is None or row.death_s >= saved.released_s - 1e-4
     assert len(rows) == len(rank.storages)
+
+
+def test_a_run_whose_rows_name_what_is_not_there_is_no_error(tmp_path):
+    """As of a journal that was damaged: checksums find most of that, and not what was written wrong."""
+    plain = recorded(tmp_path / "plain", MODELS["encoder"]).ranks[0]
+    wrong = ("forward", "[8]", '[["a"]]', "[" * 9_999, "{}", None)
+    damaged = dataclasses.replace(
+        plain,
+        operators=tuple(
+            dataclasses.replace(row, shapes=wrong[place % 6], node=(None, -1, row.node)[place % 3])
+            for place, row in enumerate(plain.operators)
+        ),
+        operator_reads=tuple(
+            dataclasses.replace(row, **({"storage_id": -(2**62)} if place % 5 == 0 else {}))
+            for place, row in enumerate(plain.operator_reads)
+        ),
+        call_tensors=tuple(dataclasses.replace(row, storage_id=2**62) for row in plain.call_tensors),
+    )
+    rank = required_autocast(damaged)
+    assert {row.storage_id for row in rank.storages} > {row.storage_id for row in plain.storages}
+    assert all(row.death_s is None or row.death_s >= row.birth_s for row in rank.storages)
