@@ -6,12 +6,13 @@ What units' forwards keep is asked for by that backward, and once more by the lo
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from memadvisor.run.records import Span
+from memadvisor.run.records import Saved, Span
 from memadvisor.run.run import RankRun
 
 
@@ -25,15 +26,22 @@ def differentiated_backwards(rank: RankRun) -> tuple[Span, ...]:
         return ()
     backwards = _backwards([span for span in rank.spans if span.step == step.index])
     again = [call for call in rank.module_calls if call.phase == "recompute"]
+    saved = sorted(rank.saved, key=_saved_s)
     return tuple(
         span
         for span, following in pairwise(backwards)
         if any(
             not any(call.start_s <= row.saved_s <= call.end_s for call in again)
-            for row in rank.saved
-            if span.start_s <= row.saved_s <= span.end_s and (row.released_s or 0.0) >= following.start_s
+            for row in saved[
+                bisect_left(saved, span.start_s, key=_saved_s) : bisect_right(saved, span.end_s, key=_saved_s)
+            ]
+            if (row.released_s or 0.0) >= following.start_s
         )
     )
+
+
+def _saved_s(row: Saved) -> float:
+    return row.saved_s
 
 
 def with_derivatives_inside(rank: RankRun) -> RankRun:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -69,7 +69,8 @@ class StepGraph:
     def owner(self, node: int | None, before_s: float) -> Call | None:
         """The operator of a forward that autograd made this node for, the last before a moment."""
         found = self._nodes.get(node, ()) if node is not None else ()
-        return next((call for call in reversed(found) if call.row.start_s < before_s), None)
+        place = bisect_left(found, before_s, key=lambda call: call.row.start_s) - 1
+        return found[place] if place >= 0 else None
 
     def running_at(self, time_s: float) -> Call | None:
         """The operator that runs at a moment."""

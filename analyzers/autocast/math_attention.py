@@ -3,6 +3,7 @@ float32, on copies of queries, keys and values, and casts its result."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from memadvisor.analyzers.autocast.graph import FORWARDS, Call
@@ -18,13 +19,17 @@ class MathAttention:
         self.last: set[int] = set()
         forward = [call for call in calls if call.row.phase in FORWARDS]
         maker = {row.storage_id: place for place, call in enumerate(forward) for row in call.made}
+        products = [place for place, call in enumerate(forward) if call.row.name == _PRODUCT]
+        parts = []
         for place, call in enumerate(forward):
-            if call.row.name != _SOFTMAX:
+            behind = bisect_right(products, place)
+            if call.row.name != _SOFTMAX or not 0 < behind < len(products):
                 continue
-            before = next((n for n in range(place - 1, -1, -1) if forward[n].row.name == _PRODUCT), None)
-            after = next((n for n in range(place + 1, len(forward)) if forward[n].row.name == _PRODUCT), None)
-            if before is None or after is None:
-                continue
+            before, after = products[behind - 1], products[behind]
             first = min([before, *(maker.get(row.storage_id, before) for row in forward[before].reads)])
-            self.inside.update(id(each) for each in forward[first : after + 1])
+            parts.append((first, after))
             self.last.add(id(forward[after]))
+        done = 0  # parts of a damaged run may all begin with its first operator
+        for first, after in sorted(parts):
+            self.inside.update(id(each) for each in forward[max(first, done) : after + 1])
+            done = max(done, after + 1)

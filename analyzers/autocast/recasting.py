@@ -33,8 +33,10 @@ class Recasting:
         self._added: dict[int, Storage] = {}
         self._moved: dict[int, int] = {}  # by place among the saved rows, the storage that is kept instead
         self._saved: dict[int, list[tuple[int, Saved]]] = defaultdict(list)
+        self._saved_by: dict[tuple[int, int | None], list[int]] = defaultdict(list)
         for place, row in enumerate(rank.saved):
             self._saved[row.storage_id].append((place, row))
+            self._saved_by[row.storage_id, row.node].append(place)
 
     # ---- what is asked -----------------------------------------------------------------------
 
@@ -54,7 +56,7 @@ class Recasting:
 
     def saved_by(self, storage_id: int, node: int | None) -> list[int]:
         """Places of the rows that say that this node keeps the storage."""
-        return [place for place, row in self._saved[storage_id] if node is not None and row.node == node]
+        return self._saved_by.get((storage_id, node), []) if node is not None else []
 
     def shapes_of(self, saved: Iterable[int]) -> list[str]:
         return [self._rank.saved[place].shape for place in saved]
@@ -157,7 +159,8 @@ class Recasting:
             row = replace(row, dtype=NARROW, size_bytes=self.bytes_in(row, NARROW))
         elif row.storage_id in self.halved:
             row = replace(row, size_bytes=row.size_bytes // 2)
-        row = replace(row, birth_s=self.births.get(row.storage_id, row.birth_s))
+        if row.storage_id in self.births:
+            row = replace(row, birth_s=self.births[row.storage_id])
         rows = self._saved[row.storage_id]
         moved = [saved for place, saved in rows if place in self._moved]
         if row.storage_id in self.deaths:
