@@ -83,8 +83,8 @@ class Recasting:
         held_s: float | None = None,
         shape: str = "",
     ) -> int:
-        """A copy of `like`, or of a tensor of this shape on it, in a dtype, made where and when `place` was, and by `birth_s`; kept by autograd in place of it where
-        the `saved` rows say so, and as long. Its number."""
+        """A copy of `like`, or of a tensor of this shape on it, in a dtype; its number. Made where `place` was, at
+        `birth_s`; kept by autograd in place of it where the `saved` rows say so, and as long."""
         self._numbers += 1
         self._moved.update(dict.fromkeys(saved, self._numbers))
         self._added[self._numbers] = replace(

@@ -203,9 +203,10 @@ class Saved:
     """A tensor that autograd keeps for the backward of the traced step.
 
     Several rows may name one storage, whose bytes count once. `released_s`: when autograd let go of it, or a plan had
-    moved it to another tier; None: never, in this step. `node`: as in `Operator`, that of the node that keeps it. `copy_of`: the storage that was saved, where a plan keeps this
-    one for it: codes in fewer bits, with `original_bytes`, the size of that storage; without, what is back from another
-    tier, and `saved_s` is when room was made for it. None where the very storage is kept.
+    moved it to another tier; None: never, in this step. `node`: as in `Operator`, that of the node that keeps it.
+    `copy_of`: the storage that was saved, where a plan keeps this one for it: codes in fewer bits, with `original_bytes`,
+    the size of that storage; without, what is back from another tier, and `saved_s` is when room was made for it. None
+    where the very storage is kept.
     `operator` is the one whose backward needs it, which need not be the one that made it; None where the
     run is older than this column, "" where no operator ran for it. `needs_gradient`: whether the tensor does; None in
     older runs.
