@@ -128,14 +128,14 @@ def _nesting(span: Span) -> tuple[float, bool, float]:
 
 def _walks(spans: Sequence[Span]) -> dict[int, int]:
     """By id of a backward, or of a unit's, in which of its micro-batch's backwards it is."""
-    backwards: dict[int | None, list[Span]] = defaultdict(list)
+    starts: dict[int | None, list[float]] = defaultdict(list)
     for span in spans:
         if span.kind == "backward":
-            backwards[span.micro_batch].append(span)
+            starts[span.micro_batch].append(span.start_s)
     return {
-        id(span): bisect_right([each.start_s for each in among], span.start_s) - 1
+        id(span): bisect_right(among, span.start_s) - 1
         for span in spans
-        if span.kind in ("backward", "unit_backward") and len(among := backwards[span.micro_batch]) > 1
+        if span.kind in ("backward", "unit_backward") and len(among := starts[span.micro_batch]) > 1
     }
 
 
