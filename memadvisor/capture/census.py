@@ -61,14 +61,12 @@ def known_tensors(
 
 
 def kept_by_parameters(parameters: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, object]]:
-    """What dictionaries that Python's garbage collector knows have under a parameter as key."""
+    """What dictionaries that Python's garbage collector knows have under a parameter as key. Keys are told apart by what they
+    are: a look-up compares a parameter with the number that another dictionary has it under, its id, element by element."""
+    known = {id(each) for each in parameters}
     for holder in gc.get_referrers(*parameters) if parameters else ():
         if isinstance(holder, dict):
-            yield from (
-                (each, dict.__getitem__(holder, each))
-                for each in parameters
-                if dict.__contains__(holder, each)
-            )
+            yield from ((key, kept) for key, kept in tuple(dict.items(holder)) if id(key) in known)
 
 
 def state_tensors(state: object) -> Iterator[torch.Tensor]:

@@ -86,10 +86,14 @@ class Momentum:
         self.state = {
             parameter: {"momentum": torch.zeros_like(parameter)} for parameter in model.parameters()
         }
+        self.by_id = {
+            id(parameter): parameter for parameter in self.state
+        }  # with the hashes of its parameters
 
     @torch.no_grad()
     def step(self):
-        for parameter, state in self.state.items():
+        for parameter in self.by_id.values():
+            state = self.state[parameter]
             parameter -= 0.1 * state["momentum"].mul_(0.9).add_(parameter.grad)
             parameter.grad = None
 
