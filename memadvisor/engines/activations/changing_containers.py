@@ -2,7 +2,8 @@
 
 What has few elements, none of them a tensor, is copied, so whatever the forward does to it is known. Of a longer list or
 dictionary, and of one with tensors, which a copy would keep alive, the length or the keys are known alone: what the forward
-has added is not there for a second run, and what it has replaced or taken away is as it left it.
+has added is not there for a second run, and what it has replaced or taken away is as it left it. Of other sets and deques
+nothing is known, and a second run changes them once more.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -70,16 +72,16 @@ class ChangingContainers:
 
 
 def _seen(value: Any) -> Any:
-    """A copy; else the length of a list or the keys of a dictionary. None for what neither tells."""
+    """A copy; else the keys of a small dictionary, or the length. None for what that does not tell."""
     members = value.values() if isinstance(value, dict) else value
     if len(value) <= _MOST_COPIED and all(type(member) in _LIGHT for member in members):
         if type(value) in _WITH_COPY:
             return value.copy()
         kind = next(kind for kind in _KINDS if isinstance(value, kind))
         return kind(value)
-    if isinstance(value, list):
-        return len(value)
-    return frozenset(value) if isinstance(value, dict) and len(value) <= _MOST_COPIED else None
+    if isinstance(value, dict) and len(value) <= _MOST_COPIED:
+        return frozenset(value)
+    return len(value) if isinstance(value, list | dict) else None
 
 
 def _is_changed(value: Any, seen: Any) -> bool:
@@ -98,7 +100,7 @@ def _as_before(live: Any, changed: _Changed) -> Any:
     """`live`: what is there now, from which what was added is left out."""
     seen = changed.seen
     if isinstance(seen, int | frozenset):
-        return _without_added(live, seen)
+        return _without_added(live, changed)
     if changed.kind in _WITH_COPY:
         return seen.copy()
     then = _copy_of(live) if type(live) is changed.kind else live
@@ -108,16 +110,19 @@ def _as_before(live: Any, changed: _Changed) -> Any:
     return then
 
 
-def _without_added(live: Any, seen: Any) -> Any:
-    """`seen`: the length of a list, or the keys of a dictionary."""
-    then = _copy_of(live) if isinstance(live, list if isinstance(seen, int) else dict) else live
+def _without_added(live: Any, changed: _Changed) -> Any:
+    then = _copy_of(live) if isinstance(live, changed.kind) else live
     if then is live:
         return live
-    if isinstance(seen, int):
-        del then[seen:]
-    else:
-        for key in [key for key in then if key not in seen]:
-            del then[key]
+    if isinstance(then, list):
+        del then[changed.seen :]
+        return then
+    # A dictionary has what was added behind the rest.
+    seen = changed.seen
+    for key in (
+        list(islice(then, seen, None)) if isinstance(seen, int) else [k for k in then if k not in seen]
+    ):
+        del then[key]
     return then
 
 

@@ -81,7 +81,7 @@ class Remembering(torch.nn.Module):
         self.linear = torch.nn.Linear(9, 9)
         self.kinds = Counter(calls=1)
         self.means, self.last, self.made, self.seen = [], deque([0.0], maxlen=2), {}, set()
-        self.long = [1.0] * 100
+        self.long, self.many = [1.0] * 100, dict.fromkeys(range(100), 1.0)
         self.runs = Noted()
 
     def forward(self, x):
@@ -92,9 +92,10 @@ class Remembering(torch.nn.Module):
         self.seen.add(len(self.means) % 3)
         self.made[len(self.made)] = y.detach()
         self.long.append(0.5)
+        self.many[len(self.many)] = 0.5
         self.runs.append(len(self.means))
         scale = len(self.means) + self.last[0] + self.kinds["calls"] + len(self.seen) + len(self.made)
-        return torch.tanh(y * (scale + sum(self.long)) / 100)
+        return torch.tanh(y * (scale + sum(self.long) + sum(self.many.values())) / 100)
 
 
 def test_lists_and_dictionaries_that_a_forward_changes_in_place_are_changed_once():
@@ -104,7 +105,7 @@ def test_lists_and_dictionaries_that_a_forward_changes_in_place_are_changed_once
         ours, model = train(Remembering)
 
     assert ours == plain
-    for name in ("means", "last", "kinds", "seen", "long"):
+    for name in ("means", "last", "kinds", "seen", "long", "many"):
         assert getattr(model[1], name) == getattr(plain_model[1], name)
     assert list(model[1].made) == list(plain_model[1].made)
     assert len(model[1].runs) == 2 * len(plain_model[1].runs)
