@@ -89,8 +89,12 @@ class Passes:
                     walks[piece.unit, piece.micro_batch, piece.call].setdefault(piece.walk, position)
         split = {
             unit
-            for (phase, unit, *_), places in found.items()
-            if (phase == "forward" and len(places) > 1) or phase == "recompute" or unit in containing
+            for (phase, unit, *which), places in found.items()
+            if (phase == "forward" and len(places) > 1)
+            or phase == "recompute"
+            or unit in containing
+            # The rows of its forward were damaged: nobody knows what would run again.
+            or (phase == "backward" and ("forward", unit, *which) not in found)
         }
         # Behind the first derivative of a unit, others may enter it where no one sees.
         split |= {

@@ -13,6 +13,7 @@ from memadvisor.cost.activations import Activations
 from memadvisor.cost.stretches import Stretches
 from memadvisor.errors import UsageError
 from memadvisor.plan import Plan
+from memadvisor.planning.advise import advise
 from memadvisor.precision import Precision
 from memadvisor.run.records import Span, Storage
 from tests.make_run import make_run, storage
@@ -44,6 +45,23 @@ def test_segments_and_exposed_communication_sum_to_the_median_step(run):
     steady = sorted(s.duration_s for s in run.ranks[0].steady_steps())
     assert steady[0] <= captured.step_time_s * (1 + 1e-9)
     assert total_s + captured.exposed_communication_s == pytest.approx(captured.step_time_s)
+
+
+def test_a_unit_of_which_a_forward_was_lost_is_not_recomputed():
+    """Its rows were damaged in the file: advise ended in a KeyError, for the backward had nothing to run again."""
+    run = make_run(num_ranks=1, num_blocks=2, num_micro_batches=2)
+    (rank,) = run.ranks
+    unit = next(row.name for row in rank.units if row.name in captured_step(run).recomputable)
+    lost = next(
+        span
+        for span in rank.spans
+        if span.step == rank.traced_step.index and (span.kind, span.unit) == ("unit_forward", unit)
+    )
+    spans = tuple(span for span in rank.spans if span is not lost)
+    damaged = dataclasses.replace(run, ranks=(dataclasses.replace(rank, spans=spans),))
+
+    assert set(captured_step(damaged).recomputable) == set(captured_step(run).recomputable) - {unit}
+    assert advise(damaged, memory_bytes=2**40).plans
 
 
 def test_units_that_also_run_in_an_evaluation_within_the_step_can_be_recomputed():
