@@ -97,8 +97,13 @@ class ChangingState:
     def learn(self, module: torch.nn.Module, before: State) -> None:
         """After a forward: what it changed. Normalisation changes its own buffers without telling."""
         before.learn_attributes()
-        if module in self._known:
-            return
+        if module not in self._known:
+            self._learn_buffers(module, before)
+        # Of these there are copies; in a second run they are copies themselves, which would be held beyond it.
+        copied = {(id(owner), name) for owner, name, _ in before.buffers}
+        before.given = [entry for entry in before.given if (id(entry[0]), entry[1]) not in copied]
+
+    def _learn_buffers(self, module: torch.nn.Module, before: State) -> None:
         norms = _norms(module)
         changed = [
             (path, name)
