@@ -49,14 +49,19 @@ def test_each_unit_is_updated_once_a_step_and_its_gradient_is_free_from_then_on(
     assert before["optimizer step"] == sum(shards(step, ranks).values())
     at_first = 0 if batches == 1 else sum(shards(step, ranks).values())
     own = shards(step, ranks)
+    last = {
+        one.unit: one.last_gradient_bytes for one in step.segments if one.phase == "backward" and one.unit
+    }
+    assert batches > 1 or any(last.values())
     for number, name in enumerate(units):
         moment = next(m for m in early.moments if m.position == f"update of {name}")
         gone = sum(own[other] for other in units[:number])
-        # Its own shard, those that earlier micro-batches have left of the others, and with overlap the buffer that
-        # is being reduced meanwhile.
+        # Its own shard, those that earlier micro-batches have left of the others, with overlap the buffer that is being
+        # reduced meanwhile, and the gradient in whose addition all this is done; none at the backward's end.
         rest = max(at_first - gone, own[name])
         buffer = ranks * own[units[number + 1]] if overlap and number + 1 < len(units) else 0
-        assert moment.by_category_bytes["gradient"] == rest + buffer
+        within = units[number + overlap : number + overlap + 1]
+        assert moment.by_category_bytes["gradient"] == rest + buffer + sum(last[unit] for unit in within)
 
 
 @given(st.sampled_from([2, 3]), st.integers(1, 2))
