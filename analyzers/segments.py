@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from memadvisor.analyzers.autocast.step import required_autocast
 from memadvisor.analyzers.batch_sizes import slow_convolutions
-from memadvisor.analyzers.chunked_step import required_chunked_step
+from memadvisor.analyzers.chunked_step import ChunkedStep, required_chunked_step
 from memadvisor.analyzers.data_ranks import num_splitting
 from memadvisor.analyzers.derivatives import copies_released_s, with_derivatives_inside
 from memadvisor.analyzers.fused_step import fused_seconds, with_fused_updates
@@ -91,12 +91,9 @@ class RecordedStep:
         autocast: str | None = None,
     ) -> None:
         traced, rank, step = _traced_ranks(run, of_rank)
-        rank = with_nested_backwards(with_passes_apart(rank) if rank.pipeline_stages else rank)
         # What several ranks share, and an allocator's blocks, are not played for a derivative.
         has_derivatives = (num_ranks or rank.process.world_size) == 1 and rank.process.device == "cpu"
-        rank = with_derivatives_inside(rank) if has_derivatives else rank
-        rank = with_fused_updates(rank) if fused_updates else rank
-        rank = rank if autocast is None else required_autocast(rank)
+        rank = _as_asked(rank, has_derivatives, fused_updates, autocast)
         chunked = None if chunked_loss is None else required_chunked_step(rank, step, chunked_loss)
         self.chunked_loss = None if chunked is None else chunked.chunked_loss
         self.chunked_units = frozenset[str]() if chunked is None else chunked.units
@@ -118,10 +115,7 @@ class RecordedStep:
             self._step_time_s -= _shorten_updates(
                 self._pieces, self._durations, fused_seconds(rank, optimizer_rates)
             )
-        again = {} if chunked is None else chunked.again_s(self._pieces, self._durations)
-        for place, more_s in again.items():
-            self._durations[place] += more_s
-        self.chunks_again_s = sum(again.values())
+        self.chunks_again_s = _run_chunks_again(chunked, self._pieces, self._durations)
         self._step_time_s += self.chunks_again_s
         if self._groups:
             self._exposed_s = take_collectives(
@@ -250,6 +244,22 @@ def _micro_batch_size(rank: RankRun, step: Step) -> int | None:
     if step.num_repeated_batches or any(s.kind == "optimizer" and s.end_s <= last_s for s in own):
         return None
     return step.num_samples // max(1, step.num_micro_batches)
+
+
+def _as_asked(rank: RankRun, has_derivatives: bool, fused_updates: bool, autocast: str | None) -> RankRun:
+    """The rank as it is planned for, but for a loss in chunks, whose passes are asked for more."""
+    rank = with_nested_backwards(with_passes_apart(rank) if rank.pipeline_stages else rank)
+    rank = with_derivatives_inside(rank) if has_derivatives else rank
+    rank = with_fused_updates(rank) if fused_updates else rank
+    return rank if autocast is None else required_autocast(rank)
+
+
+def _run_chunks_again(chunked: ChunkedStep | None, pieces: Sequence[Piece], durations: list[float]) -> float:
+    """Have pieces take what a loss in chunks does once more; the seconds that this takes."""
+    again = {} if chunked is None else chunked.again_s(pieces, durations)
+    for place, more_s in again.items():
+        durations[place] += more_s
+    return sum(again.values())
 
 
 def _shorten_updates(pieces: Sequence[Piece], durations: list[float], updates_s: float | None) -> float:

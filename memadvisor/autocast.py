@@ -7,10 +7,11 @@ returns in 16 bits is given back as float32, as accelerate gives it back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from memadvisor.errors import MemadvisorError, PlanError
 from memadvisor.plan import Plan
+from memadvisor.precision import Precision
 
 AUTOCAST_DTYPES = {"bf16": "bfloat16"}
 
@@ -32,6 +33,26 @@ def check_autocast(
             raise error(f"{source} has autocast {autocast}, and {what}.", hint=hint)
 
 
+def other_dtypes(
+    precision: Precision, *, is_fsdp2: bool, named: Callable[[str], str] = str
+) -> dict[str, tuple[bool, str]]:
+    """What computes in a dtype of its own: `excluded` of `check_autocast`. `named`: what a field of a precision is called."""
+    return {
+        f"{named('param_dtype')}, which computes in another dtype by itself": (
+            precision.param_dtype is not None,
+            "leave one of them out.",
+        ),
+        f"{named('optimizer_dtype')}, which is for a model of 16 bits": (
+            precision.has_masters,
+            "leave one of them out: autocast is for a model of float32.",
+        ),
+        "the script's FSDP2, which computes in another dtype by its own policy": (
+            is_fsdp2,
+            "give its fully_shard an mp_policy, and leave autocast out.",
+        ),
+    }
+
+
 def check_autocast_of(plan: Plan, source: str) -> None:
     """Raise PlanError for a plan that has it beside what it cannot be done with.
 
@@ -44,21 +65,10 @@ def check_autocast_of(plan: Plan, source: str) -> None:
     check_autocast(
         plan.autocast,
         {
-            "param_dtype, which computes in another dtype by itself": (
-                plan.precision.param_dtype is not None,
-                "leave one of them out.",
-            ),
-            "optimizer_dtype, which is for a model of 16 bits": (
-                plan.precision.has_masters,
-                "leave one of them out: autocast is for a model of float32.",
-            ),
+            **other_dtypes(plan.precision, is_fsdp2=plan.executor == "fsdp2"),
             "parameters on host or disk, whose copies would stay when they go": (
                 plan.parameter_tiers != {"device"},
                 "leave parameters on the device, or autocast out.",
-            ),
-            "the script's FSDP2, which computes in another dtype by its own policy": (
-                plan.executor == "fsdp2",
-                "give its fully_shard an mp_policy, and leave autocast out.",
             ),
             f"ZeRO stage 3 of {freed}, where weights' copies would stay when it frees them": (
                 freed is not None,

@@ -10,7 +10,7 @@ from memadvisor.analyzers.autocast.graph import FORWARDS, Call, StepGraph
 from memadvisor.analyzers.autocast.math_attention import MathAttention
 from memadvisor.analyzers.autocast.operands import operand_shape
 from memadvisor.analyzers.autocast.recasting import NARROW, WIDE, Recasting
-from memadvisor.analyzers.autocast.rules import Computes, computes
+from memadvisor.analyzers.autocast.rules import Computes, computes, is_attention
 from memadvisor.analyzers.frozen_weights import frozen_storages
 from memadvisor.analyzers.shapes import dimensions
 from memadvisor.run.records import ModuleCall, Storage
@@ -116,9 +116,9 @@ class Forwards:
     def _make(self, call: Call, *, is_narrow: bool, like: Storage | None = None) -> None:
         if not is_narrow:
             return
-        is_attention = call.row.name.startswith("aten::_scaled_dot_product_")
+        dimensions_of_result = _ATTENTION_DIMENSIONS if is_attention(call.row.name) else None
         for row in call.made:
-            if row.dtype != WIDE or (is_attention and len(dimensions(row.shape)) != _ATTENTION_DIMENSIONS):
+            if row.dtype != WIDE or dimensions_of_result not in (None, len(dimensions(row.shape))):
                 continue
             if like is None or like.size_bytes == row.size_bytes:
                 self._recasting.narrow.add(row.storage_id)
@@ -137,14 +137,12 @@ class Forwards:
         saved = self._recasting.saved_by(row.storage_id, call.row.node) if keeps else []
         around = self._graph.outermost_at(call.row.start_s)
         place = next(iter(call.made), row)
-        is_cached = (  # of weights that nobody asks a gradient of, each use makes a copy of its own
-            dtype == NARROW and row.storage_id in self._trained and around is not None
-        )
-        end_s = call.row.end_s
-        if is_cached and around is not None:
-            known = self._cached.get((row.storage_id, around.start_s))
-            if known is not None:
-                self._recasting.keep_too(known, saved)
+        end_s, cached = call.row.end_s, None
+        # Of weights that nobody asks a gradient of, each use makes a copy of its own.
+        if dtype == NARROW and row.storage_id in self._trained and around is not None:
+            cached = row.storage_id, around.start_s
+            if cached in self._cached:
+                self._recasting.keep_too(self._cached[cached], saved)
                 return
             end_s = max(end_s, around.end_s)  # its cache is emptied there
         number = self._recasting.add(
@@ -154,11 +152,11 @@ class Forwards:
             birth_s=call.row.start_s,
             death_s=end_s,
             saved=saved,
-            held_s=end_s if is_cached else None,
+            held_s=None if cached is None else end_s,
             shape=operand_shape(call, row, self._recasting.shapes_of(saved)),
         )
-        if is_cached and around is not None:
-            self._cached[row.storage_id, around.start_s] = number
+        if cached is not None:
+            self._cached[cached] = number
 
     def _give_back(self, outermost: ModuleCall, results: list[Storage]) -> None:
         """What the script gets of a model is float32: a copy of what was made, which goes once nobody asks for it."""

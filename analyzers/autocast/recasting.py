@@ -63,8 +63,9 @@ class Recasting:
 
     def kept_until(self, storage_id: int, time_s: float) -> float | None:
         """When the last of what had saved it by then lets go of it, and `time_s` at the least; None: not in this step."""
-        ends = [row.released_s for _, row in self._saved[storage_id] if row.saved_s < time_s]
-        return None if None in ends else max([time_s, *(end_s for end_s in ends if end_s is not None)])
+        return self._last_of(
+            [place for place, row in self._saved[storage_id] if row.saved_s < time_s], time_s
+        )
 
     def saved_after(self, storage_id: int, time_s: float) -> list[int]:
         return [place for place, row in self._saved[storage_id] if row.saved_s >= time_s]

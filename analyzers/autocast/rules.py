@@ -58,6 +58,10 @@ _WIDE_COPY_OF_RESULT = ("gather", "scatter", "scatter_", "scatter_add", "scatter
 _LOG_SOFTMAX, _NLL_LOSSES = "aten::_log_softmax", ("aten::nll_loss_forward", "aten::nll_loss2d_forward")
 
 
+def is_attention(name: str) -> bool:
+    return name.removeprefix("aten::").startswith(_ATTENTION)
+
+
 def is_recurrent(name: str) -> bool:
     return name.removeprefix("aten::") in _RECURRENT
 
@@ -72,7 +76,7 @@ def computes(name: str, device_type: str, following: str = "") -> Computes:
         is_wide = (following in _NLL_LOSSES) == (device_type == "cpu")
         return Computes.WIDE if is_wide else Computes.AS_WIDEST
     name = name.removeprefix("aten::")
-    if name in _NARROW or name.startswith(_ATTENTION):
+    if name in _NARROW or is_attention(name):
         return Computes.NARROW
     if name in _WIDE or name in (_WIDE_ON_CPU if device_type == "cpu" else _WIDE_ON_GPU):
         return Computes.WIDE

@@ -90,7 +90,7 @@ def make_account(
         return None if block is None else block.number
 
     def given_at(address: int, time_ns: int) -> int | None:
-        block = ledger.before(address, time_ns)
+        block = ledger.at(address, time_ns, slack_ns=0)
         return storage_at(address, time_ns) if block is None else block.number
 
     saved = [_saved_row(row, block, log, storage_at, seconds, end_ns) for row, block in saved_blocks]

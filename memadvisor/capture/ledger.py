@@ -114,24 +114,17 @@ class Ledger:
                 block = self._add(event.address, -event.delta_bytes, self._start_ns, BASELINE, "")
                 block.death_ns = event.time_ns
 
-    def at(self, address: int, time_ns: int) -> Block | None:
-        """The block that lived at this address at this time."""
+    def at(self, address: int, time_ns: int, slack_ns: int = CLOCK_SLACK_NS) -> Block | None:
+        """The block that lived at this address at this time; by both clocks' word with no slack."""
         lived = self._by_address.get(address)
         if lived is None:
             return None
-        position = bisect_right(lived, time_ns + CLOCK_SLACK_NS, key=_birth_ns)
+        position = bisect_right(lived, time_ns + slack_ns, key=_birth_ns)
         if not position:
             return None
         block = lived[position - 1]
-        alive = block.death_ns is None or block.death_ns >= time_ns - CLOCK_SLACK_NS
+        alive = block.death_ns is None or block.death_ns >= time_ns - slack_ns
         return block if alive else None
-
-    def before(self, address: int, time_ns: int) -> Block | None:
-        """The block that lived at this address at this time by both clocks' word; None where they differ."""
-        lived = self._by_address.get(address, [])
-        position = bisect_right(lived, time_ns, key=_birth_ns)
-        block = lived[position - 1] if position else None
-        return block if block is None or block.death_ns is None or block.death_ns >= time_ns else None
 
     def gone_before(self, size_bytes: int) -> int:
         """Such a thread as `freed_elsewhere` tells of freed this much between the census and the profiler's start.

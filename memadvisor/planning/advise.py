@@ -9,7 +9,7 @@ from memadvisor.analyzers.planned_models import check_trained
 from memadvisor.analyzers.script_changes.change import ScriptChange
 from memadvisor.analyzers.script_changes.found import changes_of
 from memadvisor.analyzers.segments import RecordedStep
-from memadvisor.autocast import check_autocast
+from memadvisor.autocast import check_autocast, other_dtypes
 from memadvisor.chunked_loss import ChunkedLoss, check_chunked_loss
 from memadvisor.compression import UNCOMPRESSED, Compression, check_compression
 from memadvisor.cost.step import CapturedStep
@@ -233,20 +233,13 @@ def _check_chunks(asked: Asked, step: CapturedStep) -> None:
     check_chunked_loss(asked.chunked_loss, excluded, "This advice", UsageError)
 
 
+def _option(field: str) -> str:
+    return f"--{field.replace('_', '-')}"
+
+
 def _check_autocast(asked: Asked, step: CapturedStep) -> None:
     excluded = {
-        "--param-dtype, which computes in another dtype by itself": (
-            asked.precision.param_dtype is not None,
-            "leave one of them out.",
-        ),
-        "--optimizer-dtype, which is for a model of 16 bits": (
-            asked.precision.has_masters,
-            "leave one of them out: autocast is for a model of float32.",
-        ),
-        "the script's FSDP2, which computes in another dtype by its own policy": (
-            bool(step.shard_groups),
-            "give its fully_shard an mp_policy, and leave autocast out.",
-        ),
+        **other_dtypes(asked.precision, is_fsdp2=bool(step.shard_groups), named=_option),
         "messages that ZeRO stage 3 alone has": (
             min(asked.compression.stages, default=0) == 3,
             "leave one of them out: stage 3 cannot have autocast.",

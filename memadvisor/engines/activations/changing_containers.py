@@ -62,9 +62,8 @@ class ChangingContainers:
 
     def as_before(self) -> list[_Entry]:
         """What a second run finds in their places, and may change."""
-        made: dict[
-            int, Any
-        ] = {}  # what two layers share they share again: one reads what the other has appended
+        # What two layers share they share again: one reads what the other has appended.
+        made: dict[int, Any] = {}
         for each in self._changed:
             if each.number not in made:
                 made[each.number] = _as_before(each.owner.get(each.name), each)
