@@ -10,7 +10,10 @@ from memadvisor.capture.clock import DeviceMark, seconds_of
 from memadvisor.capture.loader_hooks import BATCH, FIRST
 from memadvisor.capture.spans import OpenStep
 from memadvisor.run.loader_records import DataWait
-from memadvisor.run.records import Span, Step
+from memadvisor.run.records import Step
+
+# As records.Span has them: a step of a thousandth of a second has three, and objects would take part of it.
+SpanFields = tuple[int, str, str, int, float, float, bool | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,7 @@ class ClosedStep:
     peak_reserved_bytes: int | None
     knows_cost: bool = True
 
-    def rows(self) -> tuple[Step, list[Span], Sequence[DataWait]] | None:
+    def rows(self) -> tuple[Step, list[SpanFields], Sequence[DataWait]] | None:
         """The journal's rows; None while the device has not passed the step's end."""
         step = self.step
         start_s, end_s = seconds_of(step.start), seconds_of(self.end)
@@ -49,13 +52,13 @@ class ClosedStep:
         )
         return row, self._spans(), self._data_waits() if step.waits else ()
 
-    def _spans(self) -> list[Span]:
-        spans = []
+    def _spans(self) -> list[SpanFields]:
+        spans, index = [], self.step.index
         for kind, unit, micro_batch, start, end, has_gradients in self.step.spans:
             start_s = seconds_of(start)
             end_s = None if end is None else seconds_of(end)
             if start_s is not None and end_s is not None:
-                spans.append(Span(self.step.index, kind, unit, micro_batch, start_s, end_s, has_gradients))
+                spans.append((index, kind, unit, micro_batch, start_s, end_s, has_gradients))
         return spans
 
     def _data_waits(self) -> list[DataWait]:

@@ -87,8 +87,8 @@ class Hooks:
         self.data_waits = DataWaits(self._thread, observer.position, observer.fail)
         self._undo: list[Callable[[], None]] = []
         self.quiet_call_s = self._install_module_hooks()
-        before = self._guarded(self._beginning(observer.enter_optimizer))
-        after = self._guarded(self._end(observer.leave_optimizer))
+        before = self._guarded(observer.enter_optimizer, self._begins)
+        after = self._guarded(observer.leave_optimizer, self._thread.is_ours)
         self._undo.append(tell_of_updates(before, after))
         self._undo.append(tell_of_loaders(self.data_waits))
         self._wrap_backward()
@@ -152,7 +152,11 @@ class Hooks:
         while self._undo:
             self._undo.pop()()
 
-    def _guarded(self, call: Callable[..., None]) -> Callable[..., None]:
+    def _guarded(
+        self, call: Callable[..., None], is_trainings: Callable[[], bool] | None = None
+    ) -> Callable[..., None]:
+        """`is_trainings` is asked first: whether the pass or update that begins or ends is the training's."""
+
         def guarded(*args: Any) -> None:
             if is_compiling():
                 return
@@ -160,18 +164,15 @@ class Hooks:
                 self._misses_capture = True
                 return
             try:
-                call(*args)
+                if is_trainings is None or is_trainings():
+                    call(*args)
             except Exception as error:
                 self._observer.fail(error)
 
         return never_compiled(guarded)
 
-    def _beginning(self, call: Callable[..., None]) -> Callable[..., None]:
-        """Of a pass or an update; only where it is the training's."""
-        return lambda *args: call(*args) if self._thread.begins(trains=True) else None
-
-    def _end(self, call: Callable[..., None]) -> Callable[..., None]:
-        return lambda *args: call(*args) if self._thread.is_ours() else None
+    def _begins(self) -> bool:
+        return self._thread.begins(trains=True)
 
     def _module_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
         observer, position, plain = self._observer, self._observer.position, self._observer.plain_modules
@@ -248,9 +249,9 @@ class Hooks:
     def _wrap_backward(self) -> None:
         # torch.autograd.backward and .grad both call the engine through this name of their module.
         original = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
-        enter = self._guarded(self._beginning(self._observer.enter_backward))
-        leave = self._guarded(self._end(self._observer.leave_backward))
-        see_failure = self._guarded(self._end(self._observer.see_failure))
+        enter = self._guarded(self._observer.enter_backward, self._begins)
+        leave = self._guarded(self._observer.leave_backward, self._thread.is_ours)
+        see_failure = self._guarded(self._observer.see_failure, self._thread.is_ours)
 
         def run_backward(*args: Any, **kwargs: Any) -> Any:
             enter()

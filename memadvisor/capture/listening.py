@@ -1,7 +1,7 @@
-"""In which steps the modules are listened to, so that it costs a training at most a hundredth of its time.
+"""In which steps the modules are listened to, so that it costs a training at most a two-hundredth of its time.
 
 For a model of many tiny layers, hooks around every module take as long as a good part of the step. So the first
-steps are listened to, and from then on each one has to be paid for: every step puts a hundredth of its length into
+steps are listened to, and from then on each one has to be paid for: every step puts a two-hundredth of its length into
 an account, and the next one is listened to when there is as much in it as that will cost. Where a step earns its own
 cost (most models: a few hundred microseconds in a step of a tenth of a second), all of them are.
 """
@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
-BUDGET = 0.01  # of the time of all steps after the first ones
+BUDGET = 0.005  # of the time of all steps after the first ones
 NUM_FIRST = 8
 # The estimate of the cost (calls timed in a loop) comes out too low by a factor of two or three, so where it is
 # this much of a step, some steps without listening follow the first ones, and the difference tells, within bounds
 # that keep a noisy machine from misleading it.
-_WORTH_MEASURING, _NUM_COMPARED, _LEAST_BY_ESTIMATE, _MOST_BY_ESTIMATE = 0.003, 8, 2, 5
+_WORTH_MEASURING, _NUM_COMPARED, _LEAST_BY_ESTIMATE, _MOST_BY_ESTIMATE = 0.0015, 8, 2, 5
 
 
 class Listening:

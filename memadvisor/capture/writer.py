@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from memadvisor.capture.allocator_snapshot import AllocatorSnapshot
 from memadvisor.capture.census import optimizer_state_rows, parameter_rows, stranger_note
 from memadvisor.capture.clock import monotonic_less_wall_ns
-from memadvisor.capture.closed_step import ClosedStep
+from memadvisor.capture.closed_step import ClosedStep, SpanFields
 from memadvisor.capture.models import Models
 from memadvisor.capture.pipeline_stages import pipeline_stages
 from memadvisor.capture.product_precision import float32_products
@@ -35,7 +35,7 @@ from memadvisor.run.journal import JournalWriter
 from memadvisor.run.living import living
 from memadvisor.run.loader_records import DataWait, LoaderInfo
 from memadvisor.run.process import own_mark
-from memadvisor.run.records import Counter, Module, Parameter, Span, Step, Unit
+from memadvisor.run.records import Counter, Module, Parameter, Step, Unit
 from memadvisor.run.run import DEFAULT_TRACE_STEP
 from memadvisor.run.say import say
 from memadvisor.run.store import journal_path
@@ -213,7 +213,7 @@ class RankWriter:
         self._last_flush_s = now_s
         self._write_collectives()
         steps: list[Step] = []
-        spans: list[Span] = []
+        spans: list[SpanFields] = []
         waits: list[DataWait] = []
         while self._steps and (rows := self._steps[0].rows()) is not None:
             steps.append(rows[0])
@@ -230,7 +230,7 @@ class RankWriter:
                 "recorded, without phases, units and counters.",
             )  # fmt: skip
         if self._has_room:
-            self._journal.write_rows("spans", spans)
+            self._journal.write_tuples("spans", spans)
             self._journal.write_rows("data_loaders", self._loaders)
             self._journal.write_rows("data_waits", waits)
             self._journal.write_rows("counters", self._counters)

@@ -145,15 +145,14 @@ def _stored_bytes(data: bytes, position: int) -> int:
 
 
 def pack_column(values: Any, *, fraction: bool) -> bytes:
-    """One column of 8-byte values: whole numbers as differences, both kinds byte-transposed."""
+    """One column of 8-byte values: whole numbers as differences, both kinds byte-transposed. None is a fraction's NaN."""
     import numpy as np
 
     if fraction:
-        bits = np.asarray(values, dtype="<f8").view(_FLIPPABLE)
+        bits = np.array(values, dtype="<f8").view(_FLIPPABLE)
     else:
-        bits = np.asarray(values, dtype=_FLIPPABLE)
-        with np.errstate(over="ignore"):
-            bits = np.diff(bits, prepend=bits.dtype.type(0))
+        bits = np.array(values, dtype=_FLIPPABLE)
+        bits[1:] -= bits[:-1]
     return bits.view(np.uint8).reshape(-1, 8).T.tobytes()
 
 
