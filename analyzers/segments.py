@@ -35,7 +35,7 @@ from memadvisor.analyzers.segment_memory import Memory, segment_memory
 from memadvisor.analyzers.split_times import split_durations
 from memadvisor.analyzers.unit_operators import timed_operators
 from memadvisor.analyzers.unit_states import constant_states, planned_units, unit_states
-from memadvisor.chunked_loss import ChunkedLoss
+from memadvisor.asked import NOTHING, Asked
 from memadvisor.cost.second_run import SecondRun, SecondRunCost
 from memadvisor.cost.step import CapturedStep, Segment
 from memadvisor.errors import UsageError
@@ -64,16 +64,16 @@ def captured_step(
     default the run's own, may be about (planned_models.py). Raises UsageError when no step was traced, the run already
     carries a plan, or the script's own FSDP2 does what no plan is made for.
     """
-    recorded = RecordedStep(run, precision=precision, num_ranks=num_ranks, of_rank=of_rank)
+    recorded = RecordedStep(run, Asked(precision=precision), num_ranks=num_ranks, of_rank=of_rank)
     return recorded.captured(micro_batch_divisor, repeats)
 
 
 class RecordedStep:
     """What captured steps with other micro-batches have in common with the recorded one; see `captured_step`.
 
-    With `fused_updates` its optimizers run torch's, which take what `optimizer_rates` say, where these are known
-    (fused_step.py). With `autocast`, bfloat16, its models' forwards are under it (autocast/); their times are those recorded.
-    With `chunked_loss` its loss is in chunks (chunked_step.py). `measured_step_time_s`: of the step as it was.
+    What is `asked` for is there already. Fused updates take what `optimizer_rates` say, where these are known
+    (fused_step.py). Under autocast (autocast/) times are those recorded. A loss in chunks: chunked_step.py.
+    `measured_step_time_s`: of the step as it was.
     `chunked_loss`: with its layer and rows; `chunked_units`: whose parameters it needs until the loss; `chunks_again_s`: what
     is done once more for it.
     """
@@ -81,20 +81,18 @@ class RecordedStep:
     def __init__(
         self,
         run: Run,
+        asked: Asked = NOTHING,
         *,
-        precision: Precision = FULL_PRECISION,
         num_ranks: int | None = None,
         of_rank: int | None = None,
-        fused_updates: bool = False,
         optimizer_rates: Sequence[OptimizerRate] = (),
-        chunked_loss: ChunkedLoss | None = None,
-        autocast: str | None = None,
     ) -> None:
         traced, rank, step = _traced_ranks(run, of_rank)
         # What several ranks share, and an allocator's blocks, are not played for a derivative.
         has_derivatives = (num_ranks or rank.process.world_size) == 1 and rank.process.device == "cpu"
-        rank = _as_asked(rank, has_derivatives, fused_updates, autocast)
-        chunked = None if chunked_loss is None else required_chunked_step(rank, step, chunked_loss)
+        rank = _as_asked(rank, has_derivatives, asked)
+        wanted = asked.chunked_loss
+        chunked = None if wanted is None else required_chunked_step(rank, step, wanted)
         self.chunked_loss = None if chunked is None else chunked.chunked_loss
         self.chunked_units = frozenset[str]() if chunked is None else chunked.units
         rank = rank if chunked is None else chunked.without_scores()
@@ -104,14 +102,14 @@ class RecordedStep:
         if self._groups:
             check_predictable(rank, step)
             rank = with_copies_counted(rank, step)
-        self._rank, self._step, self._precision = rank, step, precision
+        self._rank, self._step, self._precision = rank, step, asked.precision
         checkpointing = checkpointing_units(rank)
         self._pieces = cut_step(rank.spans, step, checkpointing)
         self._durations, self._step_time_s = typical_durations(rank, self._pieces, checkpointing)
         released_s = copies_released_s(rank) if has_derivatives else ()
         self._pieces, self._durations = cut_again(self._pieces, self._durations, released_s)
         self.measured_step_time_s = self._step_time_s
-        if fused_updates:
+        if asked.fused_updates:
             self._step_time_s -= _shorten_updates(
                 self._pieces, self._durations, fused_seconds(rank, optimizer_rates)
             )
@@ -125,13 +123,13 @@ class RecordedStep:
             self._exposed_s = 0.0  # its backward waits for the same collectives under a plan
         else:
             self._exposed_s = _take_exposed_tail(rank, self._pieces, self._durations)
-        self._placement = Placement(rank, step, self._pieces, precision)
+        self._placement = Placement(rank, step, self._pieces, asked.precision)
         self._units = planned_units(rank, planned_models(rank, num_ranks or rank.process.world_size))
         self._states = unit_states(rank, step, self._units)
         self._batch = _micro_batch_size(rank, step) if is_each_called_once(rank, step) else None
         self._gradients = live_gradients(rank, self._pieces)
         self._leaves_gradients_alone = all(map(leaves_gradients_alone, traced))
-        self._updates_together = not fused_updates and any(
+        self._updates_together = not asked.fused_updates and any(
             row.phase == "optimizer" and row.name.startswith("aten::_foreach_") for row in rank.operators
         )
         self._constant_bytes = constant_states(rank, step, self._states)
@@ -246,12 +244,12 @@ def _micro_batch_size(rank: RankRun, step: Step) -> int | None:
     return step.num_samples // max(1, step.num_micro_batches)
 
 
-def _as_asked(rank: RankRun, has_derivatives: bool, fused_updates: bool, autocast: str | None) -> RankRun:
+def _as_asked(rank: RankRun, has_derivatives: bool, asked: Asked) -> RankRun:
     """The rank as it is planned for, but for a loss in chunks, whose passes are asked for more."""
     rank = with_nested_backwards(with_passes_apart(rank) if rank.pipeline_stages else rank)
     rank = with_derivatives_inside(rank) if has_derivatives else rank
-    rank = with_fused_updates(rank) if fused_updates else rank
-    return rank if autocast is None else required_autocast(rank)
+    rank = with_fused_updates(rank) if asked.fused_updates else rank
+    return rank if asked.autocast is None else required_autocast(rank)
 
 
 def _run_chunks_again(chunked: ChunkedStep | None, pieces: Sequence[Piece], durations: list[float]) -> float:

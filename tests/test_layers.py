@@ -19,6 +19,7 @@ DATA = (
     "memadvisor.fused_updates",
     "memadvisor.chunked_loss",
     "memadvisor.autocast",
+    "memadvisor.asked",
     "memadvisor.precision",
     "memadvisor.architecture",
     "memadvisor.architectures",

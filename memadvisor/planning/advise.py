@@ -9,6 +9,7 @@ from memadvisor.analyzers.planned_models import check_trained
 from memadvisor.analyzers.script_changes.change import ScriptChange
 from memadvisor.analyzers.script_changes.found import changes_of
 from memadvisor.analyzers.segments import RecordedStep
+from memadvisor.asked import Asked
 from memadvisor.autocast import check_autocast, other_dtypes
 from memadvisor.chunked_loss import ChunkedLoss, check_chunked_loss
 from memadvisor.compression import UNCOMPRESSED, Compression, check_compression
@@ -19,7 +20,6 @@ from memadvisor.hardware.load import named_hardware
 from memadvisor.local_sgd import LocalSgd, check_local_sgd
 from memadvisor.plan import Plan
 from memadvisor.planning.advice_notes import chunk_notes, fused_notes, notes
-from memadvisor.planning.asked import Asked
 from memadvisor.planning.collecting import collecting_seldom
 from memadvisor.planning.learn import Learnt, learn
 from memadvisor.planning.lossy import LossyAlternative, check_asked_bits, lossy_alternatives
@@ -116,29 +116,17 @@ def advise(
         chunked_loss=chunked_loss,
         autocast=autocast,
     )
-    _check_options(ranks, asked)
+    _check_options(ranks, asked, policy)
     rates = () if hardware is None else hardware.optimizers
-    recorded = RecordedStep(
-        run,
-        precision=precision,
-        num_ranks=ranks,
-        fused_updates=fused_updates,
-        optimizer_rates=rates,
-        chunked_loss=chunked_loss,
-        autocast=autocast,
-    )
+    recorded = RecordedStep(run, asked, num_ranks=ranks, optimizer_rates=rates)
     plain, recorded_size = step_with(recorded, micro_batch)
     asked = replace(asked, chunked_loss=recorded.chunked_loss)
     _check_model(run, plain, ranks, asked)
-    _check_chunks(asked, plain)
-    _check_autocast(asked, plain)
     machine = machine_for(run, plain, ranks, hardware)
     learnt = learn(run, learn_from, machine.times, machine.transfers, rates) if learn_from else None
     plain = plain if learnt is None else replace(plain, time_factors=learnt.factors)
-    check_policy(policy)
     check_near_ranks(near_ranks, ranks, bool(plain.shard_groups))
     check_asked_bits(optimizer_bits, bool(plain.shard_groups), machine.transfers)
-    _check_one_update(optimizer_bits, plain)
     plays = _plays(run, ranks, memory_bytes, asked, recorded.chunked_units, machine)
     search = Search(plays, near_ranks)
     if not search.stages:
@@ -207,8 +195,9 @@ def _script_changes(
     return tuple(change for change in found if change.kind not in done)
 
 
-def _check_options(num_ranks: int, asked: Asked) -> None:
+def _check_options(num_ranks: int, asked: Asked, policy: str | None) -> None:
     """Raise UsageError for options that no run could be advised with."""
+    check_policy(policy)
     if num_ranks < 1:
         raise UsageError(f"--gpus {num_ranks} is no number of ranks.", hint="give 1 or more.")
     if num_ranks == 1 and asked.precision != FULL_PRECISION:
@@ -318,6 +307,9 @@ def _check_model(
     """Raise UsageError for what several models, a script that shards its model by FSDP2 itself, one that trains nothing of
     its model, or one whose ranks are no replicas of each other, or are so in parts of the model, cannot be given."""
     check_trained(run.ranks[0])
+    _check_chunks(asked, step)
+    _check_autocast(asked, step)
+    _check_one_update(asked.optimizer_bits, step)
     replicas, recorded = run.ranks[0].process.ddp_ranks, run.manifest.world_size
     if replicas is not None and replicas < recorded:
         raise UsageError(

@@ -25,7 +25,7 @@ from memadvisor.analyzers.planned_models import fingerprint_of
 from memadvisor.analyzers.residuals import measured_components
 from memadvisor.analyzers.segments import RecordedStep
 from memadvisor.analyzers.step_time import step_time
-from memadvisor.chunked_loss import ChunkedLoss
+from memadvisor.asked import NOTHING, Asked
 from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.simulate import simulate
 from memadvisor.cost.step import CapturedStep
@@ -119,26 +119,21 @@ def learn(
     """What runs of plans on `plain`'s model teach. Raises UsageError for one that teaches nothing about it."""
 
     @cache
-    def recorded(fused_updates: bool, chunked_loss: ChunkedLoss | None, autocast: str | None) -> RecordedStep:
-        return RecordedStep(
-            plain,
-            fused_updates=fused_updates,
-            optimizer_rates=optimizer_rates,
-            chunked_loss=chunked_loss,
-            autocast=autocast,
-        )
+    def recorded(asked: Asked) -> RecordedStep:
+        return RecordedStep(plain, asked, optimizer_rates=optimizer_rates)
 
     @cache
-    def captured(
-        fused_updates: bool, chunked_loss: ChunkedLoss | None, autocast: str | None, divisor: int
-    ) -> CapturedStep:
-        return recorded(fused_updates, chunked_loss, autocast).captured(divisor)
+    def captured(asked: Asked, divisor: int) -> CapturedStep:
+        return recorded(asked).captured(divisor)
 
     lessons = []
     for run in runs:
         plan = _usable_plan(plain, run)
-        divisor = _divisor(captured(False, None, None, 1), plan, run)
-        step = captured(plan.fused_updates, plan.chunked_loss, plan.autocast, divisor)
+        divisor = _divisor(captured(NOTHING, 1), plan, run)
+        asked = Asked(
+            fused_updates=plan.fused_updates, chunked_loss=plan.chunked_loss, autocast=plan.autocast
+        )
+        step = captured(asked, divisor)
         played = simulate(step, write_schedule(plan, step.units), times, transfers=transfers)
         lessons.append(_measured(run, played.components_s))
     return fit(lessons)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from memadvisor.analyzers.planned_models import fingerprint_of, planned_models
+from memadvisor.asked import NOTHING, Asked
 from memadvisor.cost.activations import Activations
 from memadvisor.cost.allocation_sequence import planned_sequence
 from memadvisor.cost.allocator_replay import last_peak, replay
@@ -25,7 +26,6 @@ from memadvisor.cost.transfers import TransferTimes
 from memadvisor.executors import Algorithm
 from memadvisor.plan import Plan, Prediction
 from memadvisor.planning.arrangement import Arrangement
-from memadvisor.planning.asked import NOTHING, Asked
 from memadvisor.planning.outcomes import MemoryFirst, Outcome, Played
 from memadvisor.planning.paging import starting_bytes
 from memadvisor.planning.ranked import RankedPlan

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from memadvisor.analyzers.observed_collectives import observed_collectives
 from memadvisor.analyzers.segments import RecordedStep, captured_step
+from memadvisor.asked import Asked
 from memadvisor.cost.activations import Activations
 from memadvisor.cost.stretches import Stretches
 from memadvisor.errors import UsageError
@@ -147,7 +148,7 @@ def test_halving_the_micro_batch_halves_batch_shaped_storages_and_keeps_states()
 
 def test_steps_with_other_micro_batches_of_one_recording_are_those_of_recordings_of_their_own():
     run = make_run(num_blocks=2, num_micro_batches=2)
-    recorded = RecordedStep(run, precision=BFLOAT16, num_ranks=2)
+    recorded = RecordedStep(run, Asked(precision=BFLOAT16), num_ranks=2)
     for divisor in (1, 4, 2, Fraction(1, 2), 1):
         alone = captured_step(run, micro_batch_divisor=divisor, precision=BFLOAT16, num_ranks=2)
         made = {"make_storages", "make_parted"}

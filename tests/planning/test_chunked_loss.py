@@ -13,6 +13,7 @@ from torch import nn
 import memadvisor
 from memadvisor.analyzers.segments import RecordedStep, captured_step
 from memadvisor.api_arguments import chunked_loss_of
+from memadvisor.asked import Asked
 from memadvisor.chunked_loss import ChunkedLoss
 from memadvisor.cli.main import main
 from memadvisor.engines.apply import apply
@@ -133,7 +134,7 @@ def test_it_goes_with_recomputation_in_one_plan(tmp_path):
 def test_the_layers_product_and_what_is_made_of_it_take_their_time_once_more(tmp_path):
     plain = recorded(tmp_path / "plain", "")
     usual = captured_step(plain)
-    step = RecordedStep(plain, chunked_loss=ChunkedLoss(rows=ROWS))
+    step = RecordedStep(plain, Asked(chunked_loss=ChunkedLoss(rows=ROWS)))
     forward_s = sum(each.duration_s for each in usual.segments if each.phase == "forward")
     assert 0 < step.chunks_again_s < forward_s
     assert step.captured().step_time_s == pytest.approx(usual.step_time_s + step.chunks_again_s)

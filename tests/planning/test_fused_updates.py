@@ -8,6 +8,7 @@ import torch
 import memadvisor
 from memadvisor.analyzers.fused_step import fused_seconds
 from memadvisor.analyzers.segments import RecordedStep, captured_step
+from memadvisor.asked import Asked
 from memadvisor.engines.apply import apply
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import OptimizerRate
@@ -75,7 +76,7 @@ def test_the_peak_is_the_predicted_one(model, kind, tmp_path):
 
 def test_no_temporary_of_an_update_is_left(tmp_path):
     plain = recorded(tmp_path / "plain", MAKES["foreach"], model=Stack())
-    usual, fused = captured_step(plain), RecordedStep(plain, fused_updates=True).captured()
+    usual, fused = captured_step(plain), RecordedStep(plain, Asked(fused_updates=True)).captured()
 
     def temporaries(step):
         at = set(step.optimizer_at)
@@ -93,7 +94,8 @@ def test_time_is_that_of_the_bytes_at_the_measured_rate_where_that_is_less(tmp_p
     expected_s = (28 * num_elements + 2 * 4 * 8) / (28 * 1e12)
     assert fused_seconds(plain.ranks[0], [rate]) == pytest.approx(expected_s)
     usual, fast = (
-        RecordedStep(plain, fused_updates=True, optimizer_rates=rates).captured() for rates in ((), (rate,))
+        RecordedStep(plain, Asked(fused_updates=True), optimizer_rates=rates).captured()
+        for rates in ((), (rate,))
     )
 
     def update_s(step):
@@ -104,7 +106,7 @@ def test_time_is_that_of_the_bytes_at_the_measured_rate_where_that_is_less(tmp_p
     assert usual.step_time_s - fast.step_time_s == pytest.approx(update_s(usual) - expected_s)
     slow = OptimizerRate(optimizer="AdamW", implementation="fused", elements_per_s=1.0)
     assert (
-        RecordedStep(plain, fused_updates=True, optimizer_rates=[slow]).captured().step_time_s
+        RecordedStep(plain, Asked(fused_updates=True), optimizer_rates=[slow]).captured().step_time_s
         == usual.step_time_s
     )
 
