@@ -164,8 +164,9 @@ def _components(
     known = [(time, traffic) for time, traffic in zip(times, traffics, strict=False) if time is not None]
     if predicted.components_s is None or not known:
         return {}
-    measured = measured_components(*max(known, key=lambda pair: pair[0].median_s), plan.recomputed_units)
-    parts = comparable(predicted.components_s)
+    slowest, has_parts = max(known, key=lambda pair: pair[0].median_s), bool(plan.parted_units)
+    measured = measured_components(*slowest, plan.recomputed_units, has_parts=has_parts)
+    parts = comparable(predicted.components_s, has_parts=has_parts)
     return {
         name: Compared(predicted=parts.get(name), measured=seconds)
         for name, seconds in measured.items()

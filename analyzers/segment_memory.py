@@ -31,6 +31,7 @@ from memadvisor.cost.kept import ForwardOperators
 from memadvisor.cost.level import Level
 from memadvisor.cost.rounded_activations import RoundableStorage, Timeline
 from memadvisor.cost.saved import SavedStorages
+from memadvisor.cost.second_run import SecondRunCost
 from memadvisor.cost.step import (
     STATES,
     BoundaryTensor,
@@ -68,7 +69,7 @@ class Memory:
     roundable: tuple[RoundableStorage, ...]
     timelines: tuple[Timeline, ...]
     make_storages: Callable[[], tuple[StepStorage, ...]]
-    make_parted: Callable[[SecondRuns], PartedPasses]
+    make_parted: Callable[[SecondRuns, SecondRunCost], PartedPasses]
     operators: Mapping[int, ForwardOperators]  # by forward segment, with the seconds of the traced step
     unit_forwards: Mapping[int, Forward]
     peak_bytes: int

@@ -2,7 +2,9 @@
 
 Candidates are modules inside a unit, and runs of siblings each of which is called with nothing but the very tensor that
 the one before it returned, as the engine asks for it, and no view of it; what they are called with must be kept by
-autograd in any case, for them. Offered are those that lower the highest instant of the unit's second run and backward.
+autograd in any case, for them. Offered are those that lower the highest instant of the unit's second run and backward,
+and those that set most free for the seconds that they take: a GELU with the layer behind it, whose input is made again
+by the GELU alone.
 """
 
 from __future__ import annotations
@@ -10,21 +12,24 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from statistics import median
 
 from memadvisor.analyzers.changed_buffers import Copies
 from memadvisor.analyzers.placement import Passes, Placed, Stretch
-from memadvisor.cost.parts import Change, Modules, Part, PartedPass, PartStorage, highest
-from memadvisor.cost.second_run import RNG_STATE_BYTES, SecondRun
+from memadvisor.cost.parts import Change, Modules, Part, PartedOptions, PartedPass, PartStorage, highest
+from memadvisor.cost.second_run import RNG_STATE_BYTES, SecondRun, SecondRunCost
 from memadvisor.cost.step import STATES
 from memadvisor.run.records import ModuleCall, Operator, Saved
 from memadvisor.run.run import RankRun
 
 _MAX_PARTS = 4
 _MAX_SINGLES = 4  # options of one part
-_LEAST_GAIN = 0.02  # of the highest instant
+_LEAST_GAIN = 0.02  # of the highest instant, or of what the unit's second run sets free
+_MAX_SPARING = 5
 _MAX_SIBLINGS = 16  # of longer runs, single modules alone
+_SHORTEST_S = 1e-9
 
 
 @dataclass(slots=True)
@@ -83,27 +88,56 @@ def parted_passes(
     placed: Sequence[Placed],
     freed: Set[int],
     runs: Mapping[tuple[str, int | None], SecondRun],
-) -> dict[tuple[str, int | None], tuple[PartedPass, ...]]:
-    """By unit and pass, choices of parts, each of which needs less memory and more time; the same in all passes.
+    cost: SecondRunCost,
+) -> dict[tuple[str, int | None], PartedOptions]:
+    """By unit and pass, choices of parts; the same in all passes of a unit.
 
     `freed`: numbers of the storages that recomputing their unit would set free.
     """
     trace = _Trace(rank, passes, placed, freed)
-    chosen: dict[str, list[tuple[Modules, ...]]] = {}
-    found = {}
+    views: dict[str, dict[int | None, _Pass]] = defaultdict(dict)
     for position, (unit, _) in passes.forward.items():
         number = passes.pieces[position].pass_number
-        if unit in passes.called_again or (unit, number) not in runs:
-            continue
-        view = _Pass(trace, position, runs[unit, number])
-        options = view.options() if unit not in chosen else view.like(chosen[unit])
-        chosen.setdefault(unit, [tuple(part.modules for part in parts) for parts in options])
-        plain = view.plain()
-        if options:
-            found[unit, number] = tuple(plain.with_parts(parts) for parts in options)
+        if unit not in passes.called_again and (unit, number) in runs:
+            views[unit][number] = _Pass(trace, position, runs[unit, number])
+    _take_typical_seconds([view for own in views.values() for view in own.values()])
     passes_of = Counter(unit for unit, _ in passes.forward.values())
-    whole = {unit for unit, count in Counter(unit for unit, _ in found).items() if count == passes_of[unit]}
-    return {key: options for key, options in found.items() if key[0] in whole}
+    found: dict[tuple[str, int | None], PartedOptions] = {}
+    for unit, own in views.items():
+        if len(own) < passes_of[unit]:
+            continue
+        first = next(iter(own.values()))
+        lower, sparing = _in_all(own, first.lower()), _in_all(own, first.sparing(cost))
+        if lower or sparing:
+            found |= {
+                (unit, number): PartedOptions(lower.get(number, ()), sparing.get(number, ()))
+                for number in own
+            }
+    return found
+
+
+def _take_typical_seconds(views: Sequence[_Pass]) -> None:
+    """A part takes what like parts of like units take in the median: one traced step's times differ from unit to unit."""
+    seconds: dict[tuple[object, ...], list[float]] = defaultdict(list)
+    for view in views:
+        for part in view.candidates:
+            seconds[view.kind_of(part)].append(part.run.whole_s)
+    typical_s = {kind: median(own) for kind, own in seconds.items()}
+    for view in views:
+        view.candidates = [
+            replace(part, run=replace(part.run, whole_s=s, until_saved_s=s))
+            for part in view.candidates
+            for s in [typical_s[view.kind_of(part)]]
+        ]
+
+
+def _in_all(
+    views: Mapping[int | None, _Pass], options: Sequence[tuple[Part, ...]]
+) -> dict[int | None, tuple[PartedPass, ...]]:
+    """By pass, these options of the first one; nothing where a pass has not all of them."""
+    wanted = [tuple(part.modules for part in parts) for parts in options]
+    found = {number: view.like(wanted) for number, view in views.items()}
+    return found if wanted and all(found.values()) else {}
 
 
 def _calls(rank: RankRun) -> dict[str, list[_Call]]:
@@ -144,6 +178,12 @@ class _Pass:
         self._piece = trace.passes.pieces[position]
         self._born = trace.born[position]
         self._run = run
+        self.candidates = self._found()
+
+    def kind_of(self, part: Part) -> tuple[object, ...]:
+        """What parts have in common that take as long."""
+        names = tuple(name.removeprefix(f"{self._unit}.") for name in part.modules)
+        return names, part.size_bytes, part.run.num_saved, part.run.copied_bytes
 
     def plain(self) -> PartedPass:
         saved = [saved.saved_s for each in self._born for saved in self._saved(each)]
@@ -171,10 +211,10 @@ class _Pass:
                 changes.append(Change(row.death_s, -row.size_bytes, row.category))
         return _in_order(changes)
 
-    def options(self) -> list[tuple[Part, ...]]:
+    def lower(self) -> list[tuple[Part, ...]]:
         """Each lowers the highest instant more, and takes longer, than the one before it: single parts first, then the best
         of them with others, one after another."""
-        candidates = self._candidates()
+        candidates = self.candidates
         singles = sorted((part.run.whole_s, self._level([part]), at) for at, part in enumerate(candidates))
         level = self._level([]) if candidates else 0
         found: list[tuple[Part, ...]] = []
@@ -194,12 +234,37 @@ class _Pass:
             found.append((*taken, free[best[2]]))
         return found
 
-    def like(self, wanted: Sequence[tuple[Modules, ...]]) -> list[tuple[Part, ...]]:
+    def sparing(self, cost: SecondRunCost) -> list[tuple[Part, ...]]:
+        """Each has the part more, in place of those that share modules with it, that sets most free for the seconds that it
+        adds; for as long as that is more than the whole unit's second run sets free in a second."""
+        seconds = {part.modules: part.run.seconds(cost) for part in self.candidates}
+        unit_bytes = sum(each.item.row.size_bytes for each in self._born if each.number in self._trace.freed)
+        least_rate = unit_bytes / max(self._run.seconds(cost), _SHORTEST_S)
+        found: list[tuple[Part, ...]] = []
+        taken: tuple[Part, ...] = ()
+        while len(found) < _MAX_SPARING:
+            best: tuple[float, tuple[Part, ...]] | None = None
+            for part in self.candidates:
+                others = tuple(each for each in taken if not _share(part, each))
+                gone = [each for each in taken if each not in others]
+                more_bytes = part.size_bytes - sum(each.size_bytes for each in gone)
+                more_s = seconds[part.modules] - sum(seconds[each.modules] for each in gone)
+                rate = more_bytes / max(more_s, _SHORTEST_S)
+                if more_bytes >= _LEAST_GAIN * unit_bytes and rate > (best[0] if best else least_rate):
+                    best = rate, (*others, part)
+            if best is None:
+                break
+            taken = best[1]
+            found.append(taken)
+        return found
+
+    def like(self, wanted: Sequence[tuple[Modules, ...]]) -> tuple[PartedPass, ...]:
         """The options of another pass; none where this one has not all of their parts."""
-        found = {part.modules: part for part in self._candidates()}
+        found = {part.modules: part for part in self.candidates}
         if not all(modules in found for option in wanted for modules in option):
-            return []
-        return [tuple(found[modules] for modules in option) for option in wanted]
+            return ()
+        plain = self.plain()
+        return tuple(plain.with_parts(found[modules] for modules in option) for option in wanted)
 
     def _level(self, parts: Sequence[Part]) -> int:
         """The highest instant of the second run and the backward, beside what was there before both."""
@@ -219,7 +284,7 @@ class _Pass:
         ]
         return _in_order(changes)
 
-    def _candidates(self) -> list[Part]:
+    def _found(self) -> list[Part]:
         calls = self._trace.calls.get(self._unit, [])
         root = [call for call in calls if self._piece.start_s <= call.row.start_s <= self._piece.end_s]
         inside = [call for one in root for call in _all_inside(one)]

@@ -1,5 +1,5 @@
 """Plans of `advise` at budgets below the plain peak, beside every-layer, sqrt and selective: predicted and measured peak
-and time. At each budget the fastest plan that keeps outputs of operators, and the fastest one that does not.
+and time. At each budget the fastest plan of whole units, that with parts of units, and that which keeps outputs of operators.
 
 A plain profile of a few steps is what `advise` plans from. Each plan is applied to a fresh model and profiled, which
 gives its measured peak. Then all of them take steps in turn, round after round, without the recorder: measured time
@@ -115,10 +115,15 @@ def plans_of(run, budgets, hardware):
     for percent in budgets:
         advice = advise(run, memory_bytes=rank.traced_step.peak_allocated_bytes * percent // 100)
         found = [ranked.plan for ranked in advice.plans if ranked.fits and not ranked.changes_script]
-        for words, keeps in (("units", False), ("operators", True)):
-            alike = (plan for plan in found if any(unit.kept for unit in plan.units) is keeps)
-            if (plan := next(alike, None)) is not None:
-                plans[f"{percent} %, {words}"] = plan
+        for plan in reversed(found):  # of each kind the first one stays
+            kind = (
+                "operators"
+                if any(unit.kept for unit in plan.units)
+                else "parts"
+                if plan.parted_units
+                else "units"
+            )
+            plans[f"{percent} %, {kind}"] = plan
         if hardware is not None:
             budget_bytes = rank.traced_step.peak_allocated_bytes * percent // 100
             if (plan := advise(run, memory_bytes=budget_bytes, hardware=hardware).best) is not None:
@@ -175,7 +180,8 @@ def foretold(plan, plain_s):
     if (predicted := getattr(plan, "prediction", None)) is None:
         return None, None, ""
     kept = sum(len(unit.kept) for unit in plan.units)
-    what = f"{len(plan.recomputed_units)} units, {len(plan.stretches)} stretches, {kept} outputs kept; "
+    what = f"{len(plan.recomputed_units)} units, {len(plan.stretches)} stretches, parts of {len(plan.parted_units)}, "
+    what += f"{kept} outputs kept; "
     away = [unit for unit in plan.units if unit.parameter_tier != "device"]
     moved = [unit for unit in plan.units if unit.activation_tier != "device"]
     if away or moved or num_parts(plan) > 1:

@@ -298,6 +298,11 @@ class Plan:
         return tuple(unit.name for unit in self.units if unit.recompute or unit.name in again)
 
     @property
+    def parted_units(self) -> tuple[str, ...]:
+        """Units of which parts run again by themselves, in order of execution."""
+        return tuple(unit.name for unit in self.units if unit.parts)
+
+    @property
     def unit_stretches(self) -> tuple[tuple[str, ...], ...]:
         """The names of all units of each stretch of two and more, outer ones first."""
         return units_of_stretches(self.stretches, [unit.name for unit in self.units])

@@ -13,6 +13,7 @@ from memadvisor.policies import resolve_units
 from memadvisor.precision import precision_text
 from memadvisor.run.records import Unit
 from memadvisor.stretches import stretches_text
+from memadvisor.unit_ranges import unit_ranges
 from memadvisor.units import counted
 
 
@@ -45,10 +46,26 @@ def plan_text(plan: Plan, units: Sequence[Unit]) -> str:
         parts.append(f"ZeRO stage {'/'.join(map(str, stages))}")
     again = sum(unit.recompute or unit.name in plan.recomputed_units for unit in chosen)
     away = [unit.elsewhere for unit in plan.units if unit.elsewhere]
-    for number, what in ((again, "recomputed"), (len(away), f"with {'; '.join(dict.fromkeys(away))}")):
+    inside = len(plan.parted_units)
+    for number, what in (
+        (again, "recomputed"),
+        (inside, "recomputed in parts"),
+        (len(away), f"with {'; '.join(dict.fromkeys(away))}"),
+    ):
         if number:
             parts.append(f"{number} of {counted(len(chosen), 'unit')} {what}")
     return ", ".join(parts) + options_text(plan)
+
+
+def parts_text(plan: Plan) -> str:
+    """`mlp.act to mlp.proj of blocks.0 to 2; mlp of blocks.3`: parts of units that run again by themselves."""
+    units: dict[str, list[str]] = {}
+    for unit in plan.units:
+        inside = [[name.removeprefix(f"{unit.name}.") for name in part] for part in unit.parts]
+        words = ", ".join(" to ".join(dict.fromkeys((part[0], part[-1]))) for part in inside)
+        if words:
+            units.setdefault(words, []).append(unit.name or "(model)")
+    return "; ".join(f"{words} of {unit_ranges(names)}" for words, names in units.items())
 
 
 def ranks_text(plan: Plan) -> str:

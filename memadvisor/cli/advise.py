@@ -31,6 +31,7 @@ from memadvisor.errors import UsageError
 from memadvisor.hardware.load import load_hardware
 from memadvisor.plan import Plan
 from memadvisor.plan_file import save_plan
+from memadvisor.plan_words import parts_text
 from memadvisor.planning.advise import Advice, advise
 from memadvisor.planning.budget import budget_bytes
 from memadvisor.planning.learn import Learnt
@@ -187,6 +188,8 @@ def _print(advice: Advice, run: Run, console: Console, output: str | None) -> No
         console.print(printable(f"{order}. {ranked.plan.why}"))
         if ranked.plan.recomputed_units:
             console.print(printable(f"   recomputed: {unit_ranges(ranked.plan.recomputed_units)}"))
+        if ranked.plan.parted_units:
+            console.print(printable(f"   in parts: {parts_text(ranked.plan)}"))
         if ranked.changes_script:
             console.print(
                 printable(
@@ -312,11 +315,15 @@ def _table(advice: Advice) -> Table:
             format_seconds(prediction.step_time_s),
             format_seconds(prediction.exposed_communication_s + (prediction.exposed_transfer_s or 0.0)),
             *([_stages(plan)] if shards else []),
-            f"{len(plan.recomputed_units)} of {len(plan.units)}",
+            f"{_recomputed(len(plan.recomputed_units), len(plan.parted_units))} of {len(plan.units)}",
             *([str(sum(u.activation_tier != "device" for u in plan.units))] if offloads else []),
             f"{batch} x {plan.grad_accum}",
         )
     return table
+
+
+def _recomputed(num_whole: int, num_parted: int) -> str:
+    return f"{num_whole}, in parts {num_parted}" if num_parted else str(num_whole)
 
 
 def _front(advice: Advice) -> Table:
@@ -329,7 +336,7 @@ def _front(advice: Advice) -> Table:
         (
             point.peak_bytes,
             point.step_time_s,
-            str(point.num_recomputed),
+            _recomputed(point.num_recomputed, point.num_parted),
             str(point.num_offloaded),
             "within the budget" if point.peak_bytes <= advice.budget_bytes else "",
         )

@@ -25,6 +25,7 @@ def advice_to_json(advice: Advice) -> dict[str, Any]:
                 "predicted_step_time_s": point.step_time_s,
                 "zero_stage": point.zero_stage,
                 "num_recomputed": point.num_recomputed,
+                "num_parted": point.num_parted,
                 "num_offloaded": point.num_offloaded,
             }
             for point in advice.front

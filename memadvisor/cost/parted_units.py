@@ -21,7 +21,7 @@ class PartedUnits:
         self._passes: dict[tuple[str, int | None], PartedPass] = {}
         self._at: dict[int, PartedPass] = {}
         for (unit, number), options in step.parted.items() if parts else ():
-            found = next((option for option in options if option.modules == parts.get(unit)), None)
+            found = options.with_modules(parts.get(unit))
             if found is not None:
                 self._passes[unit, number] = found
                 self._at[found.backward] = found

@@ -113,6 +113,21 @@ class PartedPass:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class PartedOptions:
+    """Choices of parts of one pass; the same ones of all passes of its unit.
+
+    `lower`: each needs less memory at its unit's own highest instant, and more time, than the one before it. `sparing`:
+    each sets more free from forward to backward than the one before it, and takes longer; most bytes for a second first.
+    """
+
+    lower: tuple[PartedPass, ...]
+    sparing: tuple[PartedPass, ...]
+
+    def with_modules(self, modules: tuple[Modules, ...] | None) -> PartedPass | None:
+        return next((each for each in (*self.lower, *self.sparing) if each.modules == modules), None)
+
+
 def highest(
     start: Bytes,
     events: Iterable[Timed],

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from memadvisor.cost.kept import ForwardOperators
 from memadvisor.cost.level import Level, Totals
-from memadvisor.cost.parts import PartedPass
+from memadvisor.cost.parts import PartedOptions
 from memadvisor.cost.places import place_in
 from memadvisor.cost.rounded_activations import RoundableStorage, RoundingCost, Timeline
 from memadvisor.cost.saved import SavedStorages
@@ -26,7 +26,7 @@ from memadvisor.run.records import Unit
 Bytes = Mapping[str, int]  # by category
 NOTHING: Bytes = {}
 SecondRuns = Mapping[tuple[str, int | None], SecondRun]  # by unit and pass
-PartedPasses = Mapping[tuple[str, int | None], tuple[PartedPass, ...]]
+PartedPasses = Mapping[tuple[str, int | None], PartedOptions]
 
 # Categories that a plan rewrites as a whole: under our engine they are modelled, not replayed.
 STATES = ("parameter", "gradient", "optimizer_state", "communication")
@@ -203,12 +203,12 @@ class CapturedStep:
     second_runs: SecondRuns = field(default_factory=dict)
     second_run_cost: SecondRunCost = FREE
     time_factors: Mapping[str, float] = field(default_factory=dict)
-    make_parted: Callable[[SecondRuns], PartedPasses] = lambda runs: {}
+    make_parted: Callable[[SecondRuns, SecondRunCost], PartedPasses] = lambda runs, cost: {}
 
     @cached_property
     def parted(self) -> PartedPasses:
-        """By unit and pass, choices of parts that run again by themselves: ever less memory, ever more time (parts.py)."""
-        return self.make_parted(self.second_runs)
+        """By unit and pass, choices of parts that run again by themselves (parts.py)."""
+        return self.make_parted(self.second_runs, self.second_run_cost)
 
     @cached_property
     def storages(self) -> tuple[StepStorage, ...]:

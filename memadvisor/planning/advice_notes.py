@@ -246,7 +246,8 @@ def _autocast_notes(autocast: str | None, plain: CapturedStep, found: Sequence[R
     yield "Times of compute are those recorded: what bfloat16 makes faster, or slower, is not in them."
     for one in found:
         plan, peak_bytes = one.plan, one.prediction.peak_bytes
-        is_plain = plan.num_ranks == 1 and not plan.recomputed_units and not one.changes_script
+        runs_again = plan.recomputed_units or plan.parted_units
+        is_plain = plan.num_ranks == 1 and not runs_again and not one.changes_script
         if is_plain and peak_bytes > plain.peak_bytes:
             yield (
                 f"Autocast alone raises the peak from {format_bytes(plain.peak_bytes)} to {format_bytes(peak_bytes)}: its copies "

@@ -151,7 +151,9 @@ def _measured(run: Run, components_s: Mapping[str, float]) -> Lesson:
             f"Nothing can be learnt from {_name(run)}: its time is of {time.unsteady}, and no step was steady.",
             hint="leave it out, or run it for more steps.",
         )
-    parts = measured_components(time, traffic, run.plan.recomputed_units if run.plan is not None else ())
+    plan = run.plan
+    again, has_parts = (plan.recomputed_units, bool(plan.parted_units)) if plan is not None else ((), False)
+    parts = measured_components(time, traffic, again, has_parts=has_parts)
     own_s = {name: seconds for name in _OWN_PARTS if (seconds := parts.get(name))}
     return Lesson(components_s=components_s, step_time_s=time.median_s, parts_s=own_s)
 

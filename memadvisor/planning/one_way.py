@@ -12,6 +12,7 @@ from memadvisor.planning.arrangement import Arrangement
 from memadvisor.planning.outcomes import Outcome, Played, outcome_of
 from memadvisor.planning.parts import InsideUnits
 from memadvisor.planning.recompute import choose_recomputed
+from memadvisor.planning.sparing import SparingSearch
 from memadvisor.planning.stretches import Nested, NestedSearch, Tables, nested_of
 from memadvisor.planning.way import Way
 
@@ -44,6 +45,7 @@ class OneWay:
         self.play = cache(lambda nested: look(arranged(nested)))
         self.stretches = NestedSearch(step, self.play, tables=tables)
         self._inside = InsideUnits(step, self.play, self.stretches, has_parts=has_parts)
+        self._sparing = SparingSearch(step, self.play)
 
     def evaluate(self, recomputed: frozenset[str]) -> Played:
         """With units that run again by themselves."""
@@ -70,6 +72,11 @@ class OneWay:
         """Where few units are recomputed, keeping one input for several brings next to nothing."""
         chain = self.stretches.chain
         return alone is None or 2 * len(alone.alone & set(chain)) > len(chain)
+
+    def spare(self, target_bytes: int) -> Arrangement | None:
+        """The same with parts of units that set more free for their seconds."""
+        nested = self._sparing.fastest(target_bytes)
+        return None if nested is None else self.arranged(nested)
 
     def keep(self, target_bytes: int, is_rough: bool) -> Arrangement | None:
         """The same with a choice inside units."""

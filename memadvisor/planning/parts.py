@@ -56,7 +56,7 @@ class InsideUnits:
     def _options(self) -> dict[str, list[tuple[Modules, ...]]]:
         """By unit; of one pass, since all are alike."""
         step = self._step
-        return {unit: [option.modules for option in options] for (unit, _), options in step.parted.items()}
+        return {unit: [one.modules for one in options.lower] for (unit, _), options in step.parted.items()}
 
     def _starts(self, budget_bytes: int) -> Iterator[Nested]:
         step, play = self._step, self._play

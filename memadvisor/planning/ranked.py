@@ -46,6 +46,7 @@ class FrontPoint:
     step_time_s: float
     zero_stage: int
     num_recomputed: int
+    num_parted: int = 0  # units with parts that run again
     num_offloaded: int = 0
 
 
@@ -55,8 +56,9 @@ class Kind:
 
     ranked: RankedPlan
     choose: Callable[[int], Arrangement | None]
-    # With units that keep some of what they would recompute, and with units whose activations are elsewhere. Roughly, if
-    # so asked.
+    # With parts of units, where these may be; with units that keep some of what they would recompute; and with units whose
+    # activations are elsewhere. Roughly, if so asked.
+    spare: Callable[[int], Arrangement | None] | None
     keep: Callable[[int, bool], Arrangement | None] | None
     offload: Callable[[int, bool], Arrangement | None] | None
     predict: Callable[[Arrangement], Prediction]
@@ -99,6 +101,7 @@ def front_of(kind: Kind, budget_bytes: int) -> tuple[FrontPoint, ...]:
                     step_time_s=prediction.step_time_s,
                     zero_stage=kind.ranked.plan.zero_stage,
                     num_recomputed=len(arrangement.recomputed_units),
+                    num_parted=sum(bool(unit.parts) for unit in arrangement.units),
                     num_offloaded=len(arrangement.away),
                 )
             )

@@ -34,7 +34,7 @@ def _deed(plan: Plan, prediction: Prediction) -> str:
             f"{sharding} on {plan.num_ranks} ranks{_groups(plan)}{_second_copies(plan)}{precision_text(plan.precision)}"
             f"{compression_text(plan.compression)}{local_sgd_text(plan.local_sgd)}{_transfers(plan)}"
         )
-    with_parts = sum(bool(unit.parts) for unit in plan.units)
+    with_parts = len(plan.parted_units)
     parts.append(
         f"recomputes {num_recomputed} unit{'s' * (num_recomputed != 1)} of {len(plan.units)}"
         + (f" ({stretches_text(plan.unit_stretches)})" if plan.stretches else "")
@@ -155,6 +155,8 @@ def _short(plan: Plan) -> str:
     ranks = f"{_groups(plan)}{_second_copies(plan)}"
     words = [f"ZeRO {plan.zero_stage}{ranks}" if plan.num_ranks > 1 else "one rank"]
     words.append(f"{len(plan.recomputed_units)} recomputed")
+    if plan.parted_units:
+        words.append(f"parts of {len(plan.parted_units)}")
     if num_away := sum(unit.activation_tier != "device" for unit in plan.units):
         words.append(f"{num_away} offloaded")
     if plan.micro_batch_size is not None and plan.grad_accum is not None:

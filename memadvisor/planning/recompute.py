@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from memadvisor.cost.step import CapturedStep, Inner
+from memadvisor.planning.chain_states import State, undominated
 from memadvisor.planning.outcomes import Played
 
 # Simulate with these units recomputed.
 Evaluate = Callable[[frozenset[str]], Played]
 
-_MAX_STATES = 4000  # pairs kept after each unit; reached only where hundreds of units all differ
 _MAX_TIGHTENINGS = 12
 _MAX_DESCENTS = 24
 _MAX_EXCHANGES = 400  # recomputed units times all units
@@ -132,16 +132,6 @@ def _last_alike(step: CapturedStep, recomputed: frozenset[str]) -> list[str]:
     return list(last.values())
 
 
-@dataclass(slots=True)  # not frozen: so many are made that it would show
-class _State:
-    """A pair that nothing dominates; `previous` and `taken` lead back to the choice."""
-
-    added_s: float
-    freed_bytes: int
-    previous: _State | None
-    taken: str | None
-
-
 class _Chain:
     """The levels of a step as the dynamic programme sees them.
 
@@ -193,17 +183,21 @@ class _Chain:
 
     def solve(self, budget_bytes: int) -> frozenset[str] | None:
         """Units of least added time such that each level less what is freed by then is within the budget."""
-        states = [_State(0.0, 0, None, None)]
+        states: list[State[str]] = [State(0.0, 0, None, None)]
         for position, unit in enumerate(self.order):
             states = [s for s in states if self.needs[position] - s.freed_bytes <= budget_bytes]
             kept_level, recomputed_level = self.own[unit]
-            following = [s for s in states if kept_level - s.freed_bytes <= budget_bytes]
+            following = [
+                State(s.added_s, s.freed_bytes, s, None)
+                for s in states
+                if kept_level - s.freed_bytes <= budget_bytes
+            ]
             following += [
-                _State(s.added_s + self.seconds[unit], s.freed_bytes + self.sizes[unit], s, unit)
+                State(s.added_s + self.seconds[unit], s.freed_bytes + self.sizes[unit], s, unit)
                 for s in states
                 if recomputed_level - s.freed_bytes <= budget_bytes
             ]
-            states = _undominated(following)
+            states = undominated(following)
         last = [s for s in states if self.needs[-1] - s.freed_bytes <= budget_bytes]
         return _units_of(min(last, key=lambda s: s.added_s)) if last else None
 
@@ -241,23 +235,5 @@ def _running(steps: list[int]) -> list[int]:
     return sums
 
 
-def _undominated(states: list[_State]) -> list[_State]:
-    """Keep a state only if no other is as fast and frees as much."""
-    states.sort(key=lambda s: (s.added_s, -s.freed_bytes))
-    kept: list[_State] = []
-    for state in states:
-        if not kept or state.freed_bytes > kept[-1].freed_bytes:
-            kept.append(state)
-    if len(kept) > _MAX_STATES:
-        stride = len(kept) / _MAX_STATES
-        kept = [kept[int(i * stride)] for i in range(_MAX_STATES - 1)] + [kept[-1]]
-    return kept
-
-
-def _units_of(state: _State | None) -> frozenset[str]:
-    units = set()
-    while state is not None:
-        if state.taken is not None:
-            units.add(state.taken)
-        state = state.previous
-    return frozenset(units)
+def _units_of(state: State[str]) -> frozenset[str]:
+    return frozenset(unit for unit in state.ways() if unit is not None)

@@ -126,7 +126,11 @@ class Search:
             mixed = self._mixed(step, found)
             if is_worth_it(mixed, min(alike, key=order)):
                 yield mixed
-        others = self._keeping(step), self._moving(step, (self._kinds, self._state_kinds))
+        others = (
+            self._keeping(step),
+            self._sparing(step),
+            self._moving(step, (self._kinds, self._state_kinds)),
+        )
         yield from (ranked for ranked in others if ranked is not None)
 
     def _paging(self, step: CapturedStep) -> Iterator[RankedPlan]:
@@ -213,7 +217,8 @@ class Search:
             of_tier = self._paged_kinds if way.pages else self._state_kinds
             kinds = self._kinds if way.tier == "device" else of_tier
             ends = one.arranged(smallest), largest
-            kinds.append(Kind(best, one.choose, keeps, offload, one.predict, *ends))
+            spares = one.spare if has_parts and self.plays.settings is None else None
+            kinds.append(Kind(best, one.choose, spares, keeps, offload, one.predict, *ends))
         return best
 
     def _split_that_fits(self, step: CapturedStep, way: Way, one: OneWay) -> RankedPlan | None:
@@ -263,6 +268,27 @@ class Search:
         if not ranked.fits:
             return None
         self._kinds[place] = with_other(kind, ranked, kind.keep, self.plays.budget_bytes)
+        return ranked
+
+    def _sparing(self, step: CapturedStep) -> RankedPlan | None:
+        """The best plan's way of sharding, with parts of units in place of whole ones, where that is faster."""
+        if step.repeats > 1 or not self._kinds:
+            return None
+        place = min(range(len(self._kinds)), key=lambda place: order(self._kinds[place].ranked))
+        kind = self._kinds[place]
+        is_free = kind.ranked.fits and not kind.ranked.plan.recomputed_units
+        if (spare := kind.spare) is None or is_free:
+            return None
+        choice = spare(self.plays.budget_bytes)
+        if choice is None:
+            return None
+        ranked = self.plays.ranked(step, choice, kind.predict(choice))
+        self._met(step, ranked.prediction.needed_bytes)
+        if worthier(kind.ranked, ranked) is kind.ranked:
+            return None
+        self._kinds[place] = with_other(
+            kind, ranked, lambda target, _: spare(target), self.plays.budget_bytes
+        )
         return ranked
 
     @property

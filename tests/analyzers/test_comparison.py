@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from memadvisor.analyzers.analysis import analysis_to_json, analyze
-from memadvisor.analyzers.residuals import measured_components
+from memadvisor.analyzers.residuals import comparable, measured_components
 from memadvisor.analyzers.step_time import UnitTime, step_time
 from memadvisor.cli.summary import prediction
 from memadvisor.plan import Plan, Prediction
@@ -130,6 +130,17 @@ def test_second_forwards_of_the_scripts_own_checkpoints_are_compute():
 
     assert (planned["recomputation"], plain["recomputation"]) == (0.001, 0)
     assert plain["compute"] - planned["compute"] == pytest.approx(0.001)
+
+
+def test_what_parts_of_units_take_again_is_in_compute_on_both_sides():
+    time = step_time(make_run().ranks[0])
+    measured = measured_components(time, None, ("a",), has_parts=True)
+    predicted = {"compute": 0.1, "recomputation": 0.02, "optimizer": 0.01}
+
+    assert measured["recomputation"] is None  # nothing tells it from the backward around it
+    assert measured["compute"] + measured["optimizer"] == pytest.approx(time.median_s)
+    assert comparable(predicted, has_parts=True) == pytest.approx({"compute": 0.12, "optimizer": 0.01})
+    assert comparable(predicted) == pytest.approx(predicted)
 
 
 def test_a_plan_that_does_not_say_its_parts_has_none_compared():

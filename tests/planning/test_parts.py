@@ -87,7 +87,7 @@ def test_peaks_are_those_predicted_whether_units_run_again_or_not(plain, recompu
     step = captured_step(run)
     again = {f"blocks.{number}" for number in recomputed}
     options = {
-        unit: found[-1].modules for (unit, micro_batch), found in step.parted.items() if not micro_batch
+        unit: found.lower[-1].modules for (unit, micro_batch), found in step.parted.items() if not micro_batch
     }
     assert {"blocks.0", "blocks.1", "blocks.2"} <= options.keys()
     units = tuple(

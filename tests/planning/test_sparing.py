@@ -1,0 +1,116 @@
+"""Parts of units in place of whole ones: against all choices, applied and measured."""
+
+import math
+import random
+from itertools import product
+
+import pytest
+import torch
+
+import memadvisor
+from memadvisor.analyzers.segments import captured_step
+from memadvisor.cost.simulate import simulate
+from memadvisor.planning.advise import advise
+from memadvisor.planning.sparing import SparingSearch
+from memadvisor.planning.stretches import Nested, nested_with
+from memadvisor.planning.way import Way
+from memadvisor.write_schedule import write_schedule
+from tests.engines.trainings import make_plan
+from tests.planning.test_parts import KINDS, peak_of, recorded
+
+SHARES = (0.95, 0.85, 0.7, 0.6)
+MOST = 1000  # choices; of more, so many by chance
+
+
+@pytest.fixture(scope="module", params=sorted(KINDS))
+def plain(request, tmp_path_factory):
+    return request.param, *recorded(tmp_path_factory.mktemp("plain") / "run", request.param)
+
+
+class Plays:
+    """Of one step, what each choice gives."""
+
+    def __init__(self, run):
+        self.step = captured_step(run)
+        self._known = {}
+
+    def __call__(self, nested):
+        if nested not in self._known:
+            units = Way(0, False, False, 0).arranged(self.step, nested, "device").units
+            schedule = write_schedule(make_plan(1, policy="chosen", units=units), self.step.units)
+            self._known[nested] = simulate(self.step, schedule, None)
+        return self._known[nested]
+
+    def some(self):
+        """Every choice of nothing, whole units and offered parts, or many by chance."""
+        step = self.step
+        parts = {
+            u: [o.modules for o in found.sparing] for (u, number), found in step.parted.items() if not number
+        }
+        ways = {unit: [None, "whole", *parts.get(unit, ())] for unit in step.recomputable}
+        chance = random.Random(0)
+        is_few = math.prod(map(len, ways.values())) <= MOST
+        by_chance = ([chance.choice(own) for own in ways.values()] for _ in range(MOST))
+        for chosen in product(*ways.values()) if is_few else by_chance:
+            taken = dict(zip(ways, chosen, strict=True))
+            whole = frozenset(unit for unit, way in taken.items() if way == "whole")
+            yield nested_with(
+                whole, (), {}, parts={u: way for u, way in taken.items() if way not in (None, "whole")}
+            )
+
+
+def test_offered_parts_free_more_and_take_longer_each(plain):
+    _, run, _ = plain
+    step = captured_step(run)
+    cost = step.second_run_cost
+    assert any(options.sparing for options in step.parted.values())
+    for (unit, _), options in step.parted.items():
+        freed = [sum(part.size_bytes for part in one.parts) for one in options.sparing]
+        seconds = [sum(part.run.seconds(cost) for part in one.parts) for one in options.sparing]
+        assert freed == sorted(set(freed))
+        assert seconds == sorted(set(seconds))
+        names = [name for one in options.sparing for part in one.modules for name in part]
+        assert all(name.startswith(f"{unit}.") for name in names)
+
+
+def test_the_choice_is_as_fast_as_the_best_of_many(plain):
+    _, run, _ = plain
+    plays = Plays(run)
+    known = [plays(nested) for nested in plays.some()]
+    most = plays(Nested(frozenset(), ())).peak_bytes
+    least = min(played.peak_bytes for played in known)
+    search = SparingSearch(plays.step, plays)
+    plain_s = plays(Nested(frozenset(), ())).step_time_s
+    for share in SHARES:
+        budget_bytes = int(least + share * (most - least))
+        found = search.fastest(budget_bytes)
+        best_s = min(played.step_time_s for played in known if played.peak_bytes <= budget_bytes)
+        assert plays(found).peak_bytes <= budget_bytes
+        assert plays(found).step_time_s - plain_s <= 1.1 * (best_s - plain_s)
+    assert search.fastest(1) is None
+
+
+def test_what_whole_units_would_take_longer_for_is_advised_in_parts_and_measured(plain, tmp_path):
+    kind, run, losses = plain
+    peak = peak_of(run)
+    found = (advise(run, memory_bytes=int(share * peak)).plans[0] for share in (0.9, 0.8, 0.7))
+    ranked = next(one for one in found if one.plan.parted_units)
+    ours, losses_ours = recorded(tmp_path / "run", kind, ranked.plan)
+
+    assert ranked.fits and not ranked.changes_script
+    assert losses_ours == losses
+    # As in test_parts.py.
+    assert 0 <= ranked.prediction.peak_bytes - peak_of(ours) <= (0 if kind == "gpt" else 1200)
+
+
+def test_without_parts_to_choose_from_there_is_nothing_to_find(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with memadvisor.profile(tmp_path / "run", trace_step=1):
+        for _ in range(3):
+            model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    plays = Plays(memadvisor.load(tmp_path / "run"))
+    assert SparingSearch(plays.step, plays).fastest(10**12) is None
