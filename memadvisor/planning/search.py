@@ -188,7 +188,7 @@ class Search:
         """All units of one way, with the best choice of units to recompute; what was met joins `found`."""
         nearest = nearest_tier(step, self.plays.transfers) or "device"
         may_nest = not (way.early or way.pages) and self._may_nest(step, way.stage, way.shard_ranks)
-        has_parts = self.plays.num_ranks == 1 and not way.pages
+        has_parts = (self.plays.num_ranks == 1 or way.stage < 3) and not way.pages
         look, outcome = partial(self.plays.look, step), partial(self.plays.outcome, step)
         one = OneWay(step, way, look, outcome, nearest, self._tables, may_nest=may_nest, has_parts=has_parts)
         self._bounds.saw(way, one.evaluate(frozenset()).step_time_s)
@@ -271,20 +271,19 @@ class Search:
         return ranked
 
     def _sparing(self, step: CapturedStep) -> RankedPlan | None:
-        """The best plan's way of sharding, with parts of units in place of whole ones, where that is faster."""
-        if step.repeats > 1 or not self._kinds:
+        """The best way of sharding in which parts of units may run again, with these in place of whole ones, where that is
+        faster than the best plan of any way."""
+        places = [place for place, kind in enumerate(self._kinds) if kind.spare is not None]
+        if step.repeats > 1 or not places:
             return None
-        place = min(range(len(self._kinds)), key=lambda place: order(self._kinds[place].ranked))
-        kind = self._kinds[place]
+        place = min(places, key=lambda place: order(self._kinds[place].ranked))
+        kind, best = self._kinds[place], self.best_kind.ranked
         is_free = kind.ranked.fits and not kind.ranked.plan.recomputed_units
-        if (spare := kind.spare) is None or is_free:
-            return None
-        choice = spare(self.plays.budget_bytes)
-        if choice is None:
+        if (spare := kind.spare) is None or is_free or (choice := spare(self.plays.budget_bytes)) is None:
             return None
         ranked = self.plays.ranked(step, choice, kind.predict(choice))
         self._met(step, ranked.prediction.needed_bytes)
-        if worthier(kind.ranked, ranked) is kind.ranked:
+        if worthier(best, ranked) is best:
             return None
         self._kinds[place] = with_other(
             kind, ranked, lambda target, _: spare(target), self.plays.budget_bytes

@@ -96,6 +96,28 @@ def mixture(plain):
     return make_plan(2, 3, "chosen", units, overlap=True, gather_depth=2)
 
 
+def in_parts(plain):
+    """Parts of units, recomputed or not, under every stage that leaves parameters whole."""
+    parts = {unit: found for (unit, number), found in plain.parted.items() if not number}
+    assert len(parts) == 3
+    stages = itertools.cycle((2, 1, 0))
+    units = tuple(
+        UnitPlan(
+            name=unit.name,
+            zero_stage=stage,
+            recompute=stage == 1,
+            parts=(*parts[unit.name].sparing, *parts[unit.name].lower)[0].modules
+            if unit.name in parts
+            else (),
+        )
+        for unit, stage in zip(plain.units, stages, strict=False)
+    )
+    return make_plan(2, 2, "chosen", units, overlap=True)
+
+
+PLANS = {"mixture.json": mixture, "parts.json": in_parts}
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -103,6 +125,7 @@ def mixture(plain):
         ("--zero", "2", "--optimizer-bits", "8"),
         ("--local-sgd", "1,warmup=1"),
         ("--plan", "mixture.json"),
+        ("--plan", "parts.json"),
         (
             *("--zero", "3", "--policy", "every-layer", "--gather-bits", "8", "--reduce-bits", "4"),
             *("--offload-optimizer", "disk"),
@@ -118,8 +141,8 @@ def test_what_the_engine_holds_is_what_the_simulator_said(plain_run, tmp_path, o
     def faults_of(directory):
         plain, words = captured_step(plain_of(directory, plain_run)), options
         if "--plan" in options:
-            save_plan(mixture(plain), directory / "mixture.json")
-            words = ("--plan", str(directory / "mixture.json"))
+            save_plan(PLANS[options[1]](plain), directory / options[1])
+            words = ("--plan", str(directory / options[1]))
         applied = memadvisor("run", directory / "run", *words)
         predicted = simulate(plain, write_schedule(applied.plan, plain.units), TIMES, transfers=TIERS)
         assert {sent_bytes(rank) for rank in applied.ranks} == {predicted.sent_bytes}
