@@ -9,6 +9,7 @@ import pandas as pd
 from benchmarks.accuracy.blind import BLIND, FIRST
 from benchmarks.accuracy.blind_comparisons import COMPARISONS, FIRST_COMPARISONS
 from benchmarks.accuracy.blind_finetuning import FINETUNING, FIRST_FINETUNING
+from benchmarks.accuracy.blind_layouts import FIRST_LAYOUTS, LAYOUTS
 from benchmarks.accuracy.blind_machines import FIRST_MACHINES, MACHINES
 from benchmarks.accuracy.blind_recipes import FIRST_RECIPES, RECIPES
 from benchmarks.accuracy.blind_suites import FIRST_SUITES, SUITES
@@ -175,6 +176,7 @@ UNSEEN = (
     *TRAINERS,
     *COMPARISONS,
     *SUITES,
+    *LAYOUTS,
 )
 
 
@@ -235,6 +237,7 @@ def _blind(frames: Mapping[str, pd.DataFrame]) -> list[str]:
         | FIRST_TRAINERS
         | FIRST_COMPARISONS
         | FIRST_SUITES
+        | FIRST_LAYOUTS
     ).items():
         frame = frames[name]
         time, memory = (

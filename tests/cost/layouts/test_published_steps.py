@@ -84,6 +84,11 @@ AT_MOST = {
     "megatron_moe_zoo": (0.33, None),
     "nemo_launcher_a100": (0.3, None),
     "megatron_bert_a100": (0.3, 0.28),
+    "qwen3_strategies_h100": (0.24, 0.25),
+    "yafsdp_a100": (0.18, None),
+    "olmo_core_h100": (0.15, None),
+    "tilearn_llama3": (0.24, 0.28),
+    "easycontext_a100": (0.25, None),
 }
 
 
