@@ -70,6 +70,8 @@ class Software:
     # The model is Hugging Face's class, operator by operator (`Architecture.reference_code`), which then says what is
     # kept in place of `fused_mlp`, `fused_rotary` and `dropout`.
     reference_code: bool = False
+    # Kernels of others, or torch.compile's, take the place of that class's norms, rotary positions and gate.
+    patched_code: bool = False
     # How many parameters may come between two uses of one for ZeRO stage 3 to keep it gathered.
     reuse_parameters: float = 0.0
     reduce_bucket_elements: float = 0.0

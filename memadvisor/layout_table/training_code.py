@@ -104,6 +104,7 @@ def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware)
     software = dataclasses.replace(
         software,
         reference_code=reference,
+        patched_code=_is_compiled(cells) or _says(cells, "xtuner"),
         sample_len=cells.whole("sample_len"),
         masks_windows=reference and re.match(r"flash|fa\d", plain_word(attention or "")) is None,
     )
@@ -132,9 +133,8 @@ def _says(cells: Cells, words: str) -> bool:
 
 def _compiled(cells: Cells, software: Software) -> Software:
     """The same code where torch.compile, or a kernel of the loss, fuses what it names."""
-    words = set(re.split(r"[\s,;+]+", (cells.text("compile") or "").lower()))
-    parts = words & {"model", "loss"}
-    if "model" in parts or (not parts and _compiles(cells)):
+    parts = _compiled_parts(cells)
+    if _is_compiled(cells):
         software = dataclasses.replace(software, fused_mlp=True, fused_rotary=True)
     fused, shared, pieces = (cells.flag(name) for name in ("fused_loss", "loss_parallel", "linear_loss"))
     return dataclasses.replace(
@@ -144,6 +144,17 @@ def _compiled(cells: Cells, software: Software) -> Software:
         linear_loss=software.linear_loss if pieces is None else pieces,
         loss_parallel=software.loss_parallel if shared is None else shared,
     )
+
+
+def _compiled_parts(cells: Cells) -> set[str]:
+    """Of `model,loss`, those that are said to be compiled."""
+    return set(re.split(r"[\s,;+]+", (cells.text("compile") or "").lower())) & {"model", "loss"}
+
+
+def _is_compiled(cells: Cells) -> bool:
+    """Whether torch.compile has the model."""
+    parts = _compiled_parts(cells)
+    return "model" in parts or (not parts and bool(_compiles(cells)))
 
 
 def _compiles(cells: Cells) -> bool | None:

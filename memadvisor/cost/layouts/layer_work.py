@@ -16,7 +16,12 @@ from memadvisor.cost.layouts.coefficients import HOST_OPERATOR_S, Coefficients
 from memadvisor.cost.layouts.expert_exchanges import expert_exchange_seconds, exposed_exchange_seconds
 from memadvisor.cost.layouts.expert_launches import waiting_seconds
 from memadvisor.cost.layouts.kernels import Device, cast_seconds, matmul_seconds, stream_seconds
-from memadvisor.cost.layouts.layer_streams import activation_bytes, pointwise_bytes, stream_bytes
+from memadvisor.cost.layouts.layer_streams import (
+    activation_bytes,
+    more_backward_bytes,
+    pointwise_bytes,
+    stream_bytes,
+)
 from memadvisor.cost.layouts.links import Group
 from memadvisor.cost.layouts.module_hooks import hooks_seconds
 from memadvisor.cost.layouts.operators import repeated_products
@@ -119,7 +124,8 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
     forward_stream_s = stream_s + stream_seconds(device, adapters.stream_bytes) + input_cast_s + widening_s
     forward_stream_s += stream_seconds(device, parameters * weight_cast_bytes(step))
     forward_gpu = matmul_s + adapter_s + core_forward_s + scan_forward_s + forward_stream_s + forward_calls_s
-    backward_stream_s = _BACKWARD_STREAM * stream_s + stream_seconds(device, adapters.backward_bytes)
+    backward_bytes = adapters.backward_bytes + more_backward_bytes(model, step, layer, tokens)
+    backward_stream_s = _BACKWARD_STREAM * stream_s + stream_seconds(device, backward_bytes)
     backward_stream_s += gradient_cast_s + accumulate_s + widening_s
     backward_gpu = matmul_s + adapter_s + weight_s + core_backward_s + scan_backward_s
     backward_gpu += backward_stream_s + backward_calls_s
