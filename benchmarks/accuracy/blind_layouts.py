@@ -12,7 +12,8 @@ LAYOUTS = (
         source="Qwen3 distributed-strategy experiments (github.com/BastiaanGroot/ML-Infrastructure-Engineer, training/README.md)",
         note="Qwen3 1.7B, 8B, 32B and 30B-A3B by Megatron Bridge (nemo:25.09) on two nodes of 8 H100, 4,096 and 16,384 tokens: data, tensor, pipeline, context and expert "
         "parallelism, FP8, attention in memory, activations on the host, recomputation. No sequence parallelism, and full recomputation of the two larger models, as its "
-        "recipes have it. Memory is the peak of the first rank's tensors.",
+        "recipes have it, which sum and reduce gradients in fp32 besides (that column was left out blind). The gate of the MLP is in separate kernels there, which no column says. Memory is "
+        "the peak of the first rank's tensors.",
         seconds=seconds,
         num_bytes=lambda table: table.peak_allocated_gb * 1e9,
         memory=lambda estimate: estimate.first.allocated_bytes,

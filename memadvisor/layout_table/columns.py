@@ -109,7 +109,7 @@ CODE = (
     _column("bf16", "use_bf16", "that the precision is bf16: true", "not used"),
     _column("fp16", "use_fp16", "that the precision is fp16: true", "not used"),
     _column("fp8", "use_fp8 float8 use_float8 fp8_format fp8_recipe", "that the precision is fp8: true", "not used"),
-    _column("reduce_dtype", "grad_reduce_dtype reduce_precision gradient_reduce_dtype", "dtype that gradients are reduced in: bf16, fp16, fp32", "the trainer's own"),
+    _column("reduce_dtype", "grad_reduce_dtype reduce_precision gradient_reduce_dtype", "dtype that gradients are reduced in: bf16, fp16, fp32; of Megatron Core, NeMo and Megatron Bridge they are summed in it too", "the trainer's own"),
     _column("no_sync", "defer_reduction", "gradients of a step's microbatches stay whole on each rank, and are reduced with the last (FSDP's no_sync; what Accelerate does)", "false"),
     _column("overlap_reduce", "overlap_grad_reduce overlap_grad_sync overlap_reduction overlap_comm", "gradients are reduced under the backward (Megatron's --overlap-grad-reduce, DeepSpeed's overlap_comm)", "the trainer's own"),
     _column("overlap_gather", "overlap_param_gather overlap_param_sync", "parameters are gathered under the forward (Megatron's --overlap-param-gather)", "the trainer's own"),

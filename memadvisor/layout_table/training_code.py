@@ -19,6 +19,7 @@ from memadvisor.software import (
     MEGATRON_CORE,
     MEGATRON_DEEPSPEED,
     MODERN,
+    NEMO,
     find_preset,
     names_hugging_face,
     preset_named_in,
@@ -60,6 +61,9 @@ _WITHOUT_FLASH = ("V100", "A100")
 _OLDER = (DDP, HUGGING_FACE, DEEPSPEED)  # trainers of before FlashAttention
 _LATER = re.compile(r"mpt\d|falcon|nemotron|starcoder|phi\d|stablelm|olmo")  # of 2023 and later
 _DTYPE_BYTES = {"bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "16": 2, "fp32": 4, "float32": 4, "32": 4}
+# Gradients are summed in the buffer that is reduced, whose dtype grad_reduce_in_fp32 says (megatron/core/distributed/
+# distributed_data_parallel.py).
+_SUMS_WHERE_IT_REDUCES = tuple(preset.software.name for preset in (MEGATRON_CORE, NEMO))
 
 # Parts of a layer by the names of Megatron Core's scopes of CUDA graphs, and about what share of its launches each has.
 _GRAPHED = {r"attn|attention": 0.25, r"router|preprocess": 0.25, r"mlp|experts|\bmoe\b": 0.5}
@@ -194,6 +198,8 @@ def _collectives(cells: Cells, software: Software) -> Software:
     )  # fmt: skip
     if size is not None:
         software = dataclasses.replace(software, reduce_bytes=size)
+        if software.name in _SUMS_WHERE_IT_REDUCES:
+            software = dataclasses.replace(software, gradient_bytes=size)
     if overlap is not None:
         flag = {True: 0.5, False: 0.0}
         try:

@@ -26,6 +26,15 @@ def test_words_of_megatron_bridge():
     assert software.compute_dtype.startswith("float8")
 
 
+@pytest.mark.parametrize(
+    ("framework", "dtype", "kept"), [("Megatron-Bridge", "fp32", 4), ("NeMo", "", 2), ("Megatron-Core", "bf16", 2), ("FSDP", "bf16", 4)]
+)  # fmt: skip
+def test_megatron_sums_gradients_in_the_dtype_that_it_reduces(framework, dtype, kept):
+    """Its buffer of gradients is what is reduced; other trainers sum in one dtype and reduce in another."""
+    software = case_of(framework=framework, reduce_dtype=dtype, precision="bf16").step.software
+    assert software.gradient_bytes == kept
+
+
 def test_a_trainer_that_is_not_known_is_as_none():
     """A GPT on a V100 has Megatron's scores in memory, as without a framework."""
     gpt = {"n_layers": "16", "hidden": "1536", "n_heads": "16", "ffn": "", "gpu": "V100"}

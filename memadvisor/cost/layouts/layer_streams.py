@@ -56,6 +56,9 @@ def stream_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: fl
     stream *= model.num_sublayers(layer) / 2
     if model.has_attention(layer) and model.positions == 0 and model.relative_buckets == 0:
         stream += tokens * query * 8.0 / layout.tensor  # rotary positions of queries and keys
+    if model.has_attention(layer) and model.qk_norm:
+        keys = model.n_kv_heads * model.head_dim
+        stream += tokens * (query + keys) * 4.0 / layout.tensor  # norms of theirs (read, write)
     if model.has_attention(layer) and model.attention_gate:
         # Its sigmoid, and their product with attention's result.
         stream += tokens * query * 8.0 / layout.tensor

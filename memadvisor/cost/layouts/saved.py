@@ -153,6 +153,8 @@ def _attention_bytes(model: Architecture, step: TrainingStep, tokens: float, see
         query = result = model.n_heads * model.head_dim
         key = value = model.n_kv_heads * model.head_dim
         low = 0.0
+    if model.qk_norm and not software.reference_code:
+        low += 2.0 * (query + key)  # as the products gave them to the norms, whose results are rotated
     # Made contiguous, or rotated, by kernels of their own.
     copied_query = copied_keys = 0.0 if software.fused_rotary else 1.0
     if software.repeats_keys and not software.reference_code:

@@ -52,6 +52,16 @@ def test_sequence_parallelism_divides_all_of_it():
     assert saved(tensor=8, sequence_parallel=True) == pytest.approx(SBH / 8 * (34 + 5 * A * S / H))
 
 
+@pytest.mark.parametrize("code", [Software(), Software(fused_rotary=False, repeats_keys=True)])
+def test_norms_of_queries_and_keys_keep_what_the_products_gave_them(code):
+    """Qwen3's: the rotated results are kept for attention, their inputs for the norms' backward; keys once, of their own heads."""
+    model = load_architecture("qwen3-8b")
+    step = TrainingStep(layout=Layout(tensor=2), seq_len=S, software=code)
+
+    more = layer_saved_bytes(model, step, 0) - layer_saved_bytes(replace(model, qk_norm=0), step, 0)
+    assert more == 2 * S * (32 + 8) * 128 / 2
+
+
 def test_selective_recomputation_drops_the_scores():
     kept = saved(tensor=8, sequence_parallel=True, recompute="selective")
     assert kept == pytest.approx(SBH / 8 * 34)
