@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.coefficients import Coefficients
@@ -71,12 +71,28 @@ def price_chunks(
             )
             saved = chunk_saved_bytes(model, step, held.layers)
             saved += held.embeddings * tower_saved_bytes(model, step)
+            work = _with_transfers(step, work, saved, replica_groups.host_bytes_per_s)
             inputs = sum(times * kind.weight_input_bytes for times, kind in counted)
             count = stage_parameters(model, step, held)
             costs = _chunk_costs(step, work, count, saved, inputs, replica_groups, device.coefficients)
             priced[alike] = PricedChunk(work=work, parameters=count, costs=costs)
         found.append(priced[alike])
     return found
+
+
+def _with_transfers(
+    step: TrainingStep, work: Work, saved_bytes: float, host_bytes_per_s: float | None
+) -> Work:
+    """The same where the device waits for activations: the forward is no faster than they leave for the host, nor the backward
+    than they come back. Nothing where the link is not known, nor beside pointwise recomputation: which of what it keeps JAX moves
+    (MaxText's minimal_offloaded) is another matter."""
+    share = step.layout.offload_activations
+    if not share or host_bytes_per_s is None or step.layout.recompute == "pointwise":
+        return work
+    moved_s = share * saved_bytes / host_bytes_per_s
+    forward_s, backward_s = max(work.forward_s, moved_s), max(work.backward_s, moved_s)
+    idle_s = forward_s - work.forward_s + backward_s - work.backward_s
+    return replace(work, forward_s=forward_s, backward_s=backward_s, host_s=work.host_s + idle_s)
 
 
 def _chunk_costs(

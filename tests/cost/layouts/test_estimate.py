@@ -6,6 +6,7 @@ from memadvisor.architecture import Architecture, Experts
 from memadvisor.cost.layouts.coefficients import FITTED
 from memadvisor.cost.layouts.estimate import estimate_step
 from memadvisor.errors import UsageError
+from memadvisor.hardware.cluster import Link
 from memadvisor.layout import Layout, TrainingStep
 from memadvisor.software_traits import Software
 from tests.cost.layouts.nodes import make_cluster
@@ -46,6 +47,26 @@ def test_faster_links_never_make_a_step_slower(layout):
         estimate(make_cluster(inside=900e9, across=100e9), **layout).step_time_s
         <= estimate(**layout).step_time_s
     )
+
+
+def test_a_step_waits_for_activations_on_their_way_to_the_host_and_back():
+    """What a microbatch keeps leaves under its forward and comes back under its backward; inputs alone take less than either."""
+
+    def machines(bytes_per_s):
+        return replace(
+            make_cluster(), host=Link(kind="pcie", bytes_per_s=bytes_per_s, alpha_s=0.0, source="")
+        )
+
+    kept = {"data": 16, "num_microbatches": 4}
+    slow, fast = machines(1e9), machines(64e9)
+    here, there = (estimate(slow, **kept, offload_activations=share).time_s for share in (0.0, 1.0))
+    moved_s = 4 * 2 * estimate(slow, **kept).worst.activation_bytes / 1e9
+
+    assert there["host"] > here["host"] == 0
+    parts = ("matmul", "attention", "memory_bound", "recompute", "tensor_context_expert_collectives", "host")
+    assert sum(there[part] for part in parts) == pytest.approx(moved_s, rel=0.01)
+    inputs = {**kept, "recompute": "full"}
+    assert estimate(fast, **inputs, offload_activations=1.0).time_s == estimate(fast, **inputs).time_s
 
 
 def test_zero_shards_states_among_the_replicas():
