@@ -201,6 +201,7 @@ DEEPSPEED = Preset(
         fused_rotary=False,
         reuse_parameters=1e9,
         reduce_bucket_elements=5e8,
+        update_group_elements=1e9,
         offload_gradients=True,
         module_hook_s=0.3e-3,
     ),

@@ -129,6 +129,9 @@ class Software:
     loss_parallel: bool = True
     # Of the gradient of each parameter that a rank updates, cast for it under ZeRO stages 1 and 2.
     update_gradient_bytes: int = 0
+    # Under ZeRO stage 3 an update goes by groups of about so many of a rank's parameters, whose gradients are joined and
+    # cast to fp32 for it.
+    update_group_elements: float = 0.0
     # Of a layer's launches, those that the host makes; the others are replayed from CUDA graphs.
     launch_share: float = 1.0
     # What the host takes of each module under ZeRO stage 3 (cost/layouts/module_hooks.py).

@@ -20,7 +20,7 @@ def chance_of_more(memory: StageMemory, capacity_bytes: float, coefficients: Coe
     """That what a device holds is more than its memory."""
     states = memory.states_bytes / memory.allocated_bytes if memory.allocated_bytes else 0.0
     left_bytes = room_bytes(memory, capacity_bytes, coefficients)
-    return chance_beyond(memory.peak_bytes, left_bytes, memory_sigma(states, coefficients))
+    return chance_beyond(memory.needed_bytes, left_bytes, memory_sigma(states, coefficients))
 
 
 def room_bytes(memory: StageMemory, capacity_bytes: float, coefficients: Coefficients) -> float:

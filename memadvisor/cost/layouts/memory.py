@@ -11,6 +11,7 @@ from itertools import accumulate
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.adapters import adapter_parameters
 from memadvisor.cost.layouts.coefficients import Coefficients
+from memadvisor.cost.layouts.grouped_updates import group_cached_bytes, group_update_bytes
 from memadvisor.cost.layouts.holding_code import (
     held_graph_bytes,
     lets_gradients_go,
@@ -18,10 +19,7 @@ from memadvisor.cost.layouts.holding_code import (
     resident_share,
 )
 from memadvisor.cost.layouts.passing_layers import ahead_bytes, moving_bytes, recomputed_layer_bytes
-from memadvisor.cost.layouts.saved import (
-    head_saved_bytes,
-    layer_backward_bytes,
-)
+from memadvisor.cost.layouts.saved import head_saved_bytes, layer_backward_bytes
 from memadvisor.cost.layouts.saved_autocast import only_matrices
 from memadvisor.layout import Layout, TrainingStep
 from memadvisor.software_traits import Software
@@ -30,7 +28,8 @@ from memadvisor.software_traits import Software
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
     """Bytes on one rank. `allocator_bytes`: what the caching allocator holds beyond its tensors. `context_bytes` are the
-    driver's and the communicators', which no allocator of torch sees: they are in `total_bytes` alone.
+    driver's and the communicators', which no allocator of torch sees: they are in `total_bytes` alone. `cached_bytes`:
+    what the allocator holds besides, but gives up before memory runs out.
     """
 
     parameter_bytes: float
@@ -41,6 +40,7 @@ class StageMemory:
     buffer_bytes: float
     allocator_bytes: float
     context_bytes: float
+    cached_bytes: float = 0.0
 
     @property
     def states_bytes(self) -> float:
@@ -55,9 +55,14 @@ class StageMemory:
         )  # fmt: skip
 
     @property
+    def needed_bytes(self) -> float:
+        """What of the device's memory the allocator cannot do without."""
+        return self.allocated_bytes + self.allocator_bytes
+
+    @property
     def peak_bytes(self) -> float:
         """What the allocator reserves, as `max_memory_reserved` counts it."""
-        return self.allocated_bytes + self.allocator_bytes
+        return self.needed_bytes + self.cached_bytes
 
     @property
     def total_bytes(self) -> float:
@@ -276,7 +281,9 @@ def stage_memory(
     )
     # Activations are gone when the optimizer updates.
     gone_bytes = activation_bytes + max(head_bytes, working)
-    buffer_bytes += max(0.0, _update_bytes(step, count.updated) - gone_bytes)
+    own = count.updated.sharded(layout)
+    update_bytes = _lists_bytes(step, count.updated) + group_update_bytes(step, own)
+    buffer_bytes += max(0.0, update_bytes - gone_bytes)
     tensors = (
         parameter_bytes + gradient_bytes + optimizer_bytes + activation_bytes + head_bytes + buffer_bytes
     )  # fmt: skip
@@ -289,6 +296,7 @@ def stage_memory(
         buffer_bytes=buffer_bytes,
         allocator_bytes=tensors * (coefficients.allocator_share - 1) + coefficients.allocator_fixed_bytes,
         context_bytes=coefficients.driver_bytes + coefficients.communicator_bytes * _communicators(layout),
+        cached_bytes=group_cached_bytes(model, step, own, gone_bytes, has_logits=contents.heads > 0),
     )
 
 
@@ -339,7 +347,7 @@ def _held_states(step: TrainingStep, count: StageParameters) -> tuple[float, flo
     return parameter_bytes, gradient_bytes, optimizer_bytes
 
 
-def _update_bytes(step: TrainingStep, updated: StageParameters) -> float:
+def _lists_bytes(step: TrainingStep, updated: StageParameters) -> float:
     """What an update over lists of tensors holds beside the states: one more of each parameter's size, the denominator of Adam
     (docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html, foreach: about sizeof(params) more peak memory)."""
     layout, software = step.layout, step.software

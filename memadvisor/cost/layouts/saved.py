@@ -360,3 +360,11 @@ def head_saved_bytes(model: Architecture, step: TrainingStep) -> float:
         logit_bytes /= max(1.0, model.vocab / model.hidden)
     ranks = layout.tensor if step.software.loss_parallel else 1
     return tokens * (norm_bytes * model.hidden / parts + logit_bytes * model.vocab / ranks)
+
+
+def whole_logits_bytes(model: Architecture, step: TrainingStep) -> float:
+    """The largest single tensor of a loss: the fp32 logits."""
+    if step.software.linear_loss or step.software.fused_loss or step.software.loss_bytes != 4:
+        return 0.0
+    ranks = step.layout.tensor if step.software.loss_parallel else 1
+    return 4.0 * step.decoded_tokens * model.vocab / ranks
