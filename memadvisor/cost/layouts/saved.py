@@ -363,8 +363,10 @@ def head_saved_bytes(model: Architecture, step: TrainingStep) -> float:
 
 
 def whole_logits_bytes(model: Architecture, step: TrainingStep) -> float:
-    """The largest single tensor of a loss: the fp32 logits."""
-    if step.software.linear_loss or step.software.fused_loss or step.software.loss_bytes != 4:
+    """The largest single tensor of a loss: the logits as it takes them."""
+    if step.software.linear_loss:
         return 0.0
-    ranks = step.layout.tensor if step.software.loss_parallel else 1
-    return 4.0 * step.decoded_tokens * model.vocab / ranks
+    size = 2.0 if step.software.fused_loss else step.software.loss_bytes
+    return (
+        size * step.decoded_tokens * model.vocab / (step.layout.tensor if step.software.loss_parallel else 1)
+    )

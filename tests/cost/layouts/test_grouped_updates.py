@@ -67,6 +67,15 @@ def test_logits_leave_a_block_for_a_group_that_is_smaller():
     assert held(GROUPED, layout, 20e9, seq_len=10_000).cached_bytes == 0.0
 
 
+def test_logits_of_two_bytes_leave_half_the_block_and_those_by_pieces_none():
+    """The same group of 1.1 GB finds no room in 0.64 GB of 10,000 tokens, and in 1.3 of 20,000."""
+    layout = Layout(zero_stage=3)
+    narrow = replace(GROUPED, loss_bytes=2)
+    assert held(narrow, layout, 20e9, seq_len=10_000).cached_bytes > 0
+    assert held(narrow, layout, 20e9, seq_len=20_000).cached_bytes == 0.0
+    assert held(replace(GROUPED, linear_loss=True), layout, 20e9, seq_len=20_000).cached_bytes > 0
+
+
 def test_a_cached_block_is_given_up_before_memory_runs_out():
     grouped, plain = (held(software, Layout(zero_stage=3), 20e9) for software in (GROUPED, PLAIN))
     assert 0.0 < chance_of_more(plain, 30e9, FITTED) == chance_of_more(grouped, 30e9, FITTED) < 1.0
