@@ -18,35 +18,48 @@ from memadvisor.errors import UsageError
 from memadvisor.run.records import Collective, Step, Storage
 from memadvisor.run.run import RankRun
 
-_OPERATIONS = ("all_gather", "reduce_scatter")
+_OPERATIONS = ("all_gather", "reduce_scatter", "all_reduce")
 
 
 def check_predictable(rank: RankRun, step: Step) -> None:
     """Raise UsageError for FSDP2 that is set up in a way that no plan is made for."""
-    world_size = rank.process.world_size
+    what = next((what for what, is_so in _reasons(rank, step).items() if is_so), None)
+    if what is not None:
+        raise UsageError(
+            f"The script's own FSDP2 {what}, and no plan is made for that.",
+            hint="shard each block and the model, by rows and all on one mesh of all ranks; or wrap the model in "
+            "DistributedDataParallel, and advise on a profile of that.",
+        )
+
+
+def _reasons(rank: RankRun, step: Step) -> dict[str, bool]:
+    """What no plan is made for, and whether it is so."""
+    groups, num_replicas = rank.shard_groups, _num_replicas(rank)
     split = next(
         (u.name for u in rank.units if u.shard_group is None or not _is_around(u.shard_group, u.name, rank)),
         None,
     )
-    reasons = {
-        "offloads its shards": any(group.offloads for group in rank.shard_groups),
-        "shares its parameters among groups of ranks": any(
-            group.num_replicas > 1 or group.num_ranks != world_size for group in rank.shard_groups
+    return {
+        "offloads its shards": any(group.offloads for group in groups),
+        "shares parts of the model among fewer ranks than others": len(
+            {(group.num_ranks, group.num_replicas) for group in groups}
+        )
+        > 1,
+        "shares its parameters with no other rank": any(group.num_ranks == 1 for group in groups),
+        "leaves ranks out": any(g.num_ranks * g.num_replicas != rank.process.world_size for g in groups),
+        "accumulates gradients on a mesh with one replica, and holds the sums across it": (
+            num_replicas == 1 and step.num_micro_batches > 1 and bool(_in_backward(rank, step, "all_reduce"))
         ),
-        "shards tensors otherwise than by rows, or frees them to fewer ranks": not all(
-            group.is_plain for group in rank.shard_groups
+        "shards tensors otherwise than by rows, or frees them to fewer ranks (reshard_after_forward of a number)": (
+            not all(group.is_plain for group in groups)
         ),
         f"gathers parts of {split!r} by themselves, or leaves parameters whole": split is not None,
         "does not reduce the gradients of each micro-batch": _num_reduced(rank, step)
         < max(1, step.num_micro_batches),
+        "sums gradients across groups of ranks neither in each micro-batch nor in the last one alone": not (
+            _sums_in_each(rank, step) or sums_late(rank, step)
+        ),
     }
-    for what, is_so in reasons.items():
-        if is_so:
-            raise UsageError(
-                f"The script's own FSDP2 {what}, and no plan is made for that.",
-                hint="shard each block and the model, by rows and among all ranks; or wrap the model in "
-                "DistributedDataParallel, and advise on a profile of that.",
-            )
 
 
 def _is_around(group: str, unit: str, rank: RankRun) -> bool:
@@ -57,17 +70,42 @@ def _is_around(group: str, unit: str, rank: RankRun) -> bool:
 
 def _num_reduced(rank: RankRun, step: Step) -> int:
     """Micro-batches in whose backward each group was reduced."""
-    groups = [group.name for group in rank.shard_groups]
-    rows = [
-        row for row in _of_step(rank, step) if row.operation == "reduce_scatter" and row.phase == "backward"
-    ]
-    trainable = {unit.shard_group for unit in rank.units if unit.trainable_bytes} & set(groups)
-    return len(rows) // len(trainable) if trainable else step.num_micro_batches
+    num_groups, rows = _num_reducible(rank), _in_backward(rank, step, "reduce_scatter")
+    return len(rows) // num_groups if num_groups else step.num_micro_batches
 
 
-def with_copies_counted(rank: RankRun, step: Step) -> RankRun:
-    """The same, with what a backend copies while a collective runs counted as communication."""
-    spans = sorted((row.issue_s, row.end_s) for row in _of_step(rank, step) if row.end_s is not None)
+def _num_reducible(rank: RankRun) -> int:
+    """Groups with gradients."""
+    groups = {group.name for group in rank.shard_groups}
+    return len({unit.shard_group for unit in rank.units if unit.trainable_bytes} & groups)
+
+
+def _sums_in_each(rank: RankRun, step: Step) -> bool:
+    """Whether what is reduced in a micro-batch is summed across groups of ranks in the same one, where there are several."""
+    sums, reductions = (_in_backward(rank, step, name) for name in ("all_reduce", "reduce_scatter"))
+    return _num_replicas(rank) == 1 or len(sums) >= len(reductions)
+
+
+def sums_late(rank: RankRun, step: Step) -> bool:
+    """Whether it is in the last micro-batch alone (`set_requires_all_reduce`)."""
+    sums, reductions = (_in_backward(rank, step, name) for name in ("all_reduce", "reduce_scatter"))
+    num_groups, num_before = _num_reducible(rank), max(1, step.num_micro_batches) - 1
+    if _num_replicas(rank) == 1 or not num_before or len(sums) != num_groups:
+        return False
+    before = [row for row in reductions if row.issue_s < sums[0].issue_s]
+    # The first sum of the last micro-batch stands after its own first reduction.
+    return len(before) == num_before * num_groups + 1
+
+
+def _num_replicas(rank: RankRun) -> int:
+    return max((group.num_replicas for group in rank.shard_groups), default=1)
+
+
+def with_buffers_counted(rank: RankRun, step: Step) -> RankRun:
+    """The same, with what a backend copies while a collective runs counted as communication, and with what a reduction to
+    shards leaves, where that is added to gradients or to other sums and so is no gradient."""
+    rows = _of_step(rank, step)
+    spans = sorted((row.issue_s, row.end_s) for row in rows if row.end_s is not None)
     starts = [start_s for start_s, _ in spans]
 
     def is_copy(row: Storage) -> bool:
@@ -75,8 +113,27 @@ def with_copies_counted(rank: RankRun, step: Step) -> RankRun:
         inside = row.category == "temporary" and row.operator.startswith("inside ")
         return inside and place >= 0 and row.birth_s <= spans[place][1]
 
-    storages = [replace(row, category="communication") if is_copy(row) else row for row in rank.storages]
+    left = _left_by_reductions(rank, _in_backward(rank, step, "reduce_scatter"))
+    storages = [
+        replace(row, category="communication") if is_copy(row) or row.storage_id in left else row
+        for row in rank.storages
+    ]
     return replace(rank, storages=tuple(storages))
+
+
+def _left_by_reductions(rank: RankRun, reductions: Sequence[Collective]) -> set[int]:
+    """Temporaries that reductions to shards were written to: FSDP2 allocates each just before."""
+    births: dict[tuple[int, str], list[tuple[float, Storage]]] = defaultdict(list)
+    for storage in rank.storages:
+        if storage.phase == "backward":
+            births[storage.size_bytes, storage.dtype].append((storage.birth_s, storage))
+    found = set()
+    for row in reductions:
+        same = births[row.size_bytes // row.group_size, row.dtype]
+        place = bisect_right(same, row.issue_s, key=lambda birth: birth[0]) - 1
+        if place >= 0 and same[place][1].category == "temporary":
+            found.add(same[place][1].storage_id)
+    return found
 
 
 def take_collectives(
@@ -111,9 +168,30 @@ def typical_seconds(observations: Sequence[Observation]) -> Mapping[tuple[str, i
     return {key: median(durations_s) for key, durations_s in seen.items()}
 
 
+def _in_backward(rank: RankRun, step: Step, operation: str) -> list[Collective]:
+    return [row for row in _of_step(rank, step) if row.operation == operation and row.phase == "backward"]
+
+
 def _of_step(rank: RankRun, step: Step) -> list[Collective]:
+    """FSDP2's own: a script may sum over ranks itself, but does so outside the backward or in another group's size."""
+    sums = {(group.num_replicas, size) for group in rank.shard_groups for size in _sum_bytes(rank, step)}
     return [
         row
         for row in rank.collectives
-        if row.step == step.index and row.operation in _OPERATIONS and not row.asynchronous
+        if row.step == step.index
+        and row.operation in _OPERATIONS
+        and not row.asynchronous
+        and (
+            row.operation != "all_reduce"
+            or (row.phase == "backward" and (row.group_size, row.size_bytes) in sums)
+        )
     ]
+
+
+def _sum_bytes(rank: RankRun, step: Step) -> set[int]:
+    """Sizes of what reductions to shards leave."""
+    return {
+        row.size_bytes // row.group_size
+        for row in rank.collectives
+        if row.step == step.index and row.operation == "reduce_scatter"
+    }

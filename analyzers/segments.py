@@ -29,7 +29,12 @@ from memadvisor.analyzers.pipeline_passes import with_passes_apart
 from memadvisor.analyzers.placement import Placement
 from memadvisor.analyzers.planned_models import is_each_called_once, live_gradients, planned_models
 from memadvisor.analyzers.roundable import rounding_cost
-from memadvisor.analyzers.script_shards import check_predictable, take_collectives, with_copies_counted
+from memadvisor.analyzers.script_shards import (
+    check_predictable,
+    sums_late,
+    take_collectives,
+    with_buffers_counted,
+)
 from memadvisor.analyzers.second_runs import second_run_cost, second_runs
 from memadvisor.analyzers.segment_memory import Memory, segment_memory
 from memadvisor.analyzers.split_times import split_durations
@@ -101,7 +106,7 @@ class RecordedStep:
         self._groups = rank.shard_groups if rank.process.world_size > 1 and not self._is_apart else ()
         if self._groups:
             check_predictable(rank, step)
-            rank = with_copies_counted(rank, step)
+            rank = with_buffers_counted(rank, step)
         self._rank, self._step, self._precision = rank, step, asked.precision
         checkpointing = checkpointing_units(rank)
         self._pieces = cut_step(rank.spans, step, checkpointing)
@@ -186,6 +191,7 @@ class RecordedStep:
             leaves_gradients_alone=self._leaves_gradients_alone,
             updates_together=self._updates_together,
             shard_groups=self._groups,
+            sums_late=bool(self._groups) and sums_late(rank, step),
         )
 
 

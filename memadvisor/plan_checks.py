@@ -379,7 +379,6 @@ def beside_fsdp2(plan: Plan) -> dict[str, bool]:
         "compressed messages": plan.compression.is_lossy,
         "local SGD": plan.local_sgd is not None,
         "autocast": plan.autocast is not None,
-        "groups of ranks that share": plan.group_ranks != plan.num_ranks,
         "second copies of shards": plan.secondary_ranks is not None,
         "updates in the backward": plan.update_in_backward,
         "parameters on host or disk": plan.parameter_tiers != {"device"},

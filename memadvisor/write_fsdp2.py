@@ -52,8 +52,9 @@ def schedule_of_groups(plan: Plan, units: Sequence[Unit]) -> Schedule:
 
     A group is gathered before its module's forward and before its backward, unless it is there, freed after the
     backward, and with `reshard` after the forward too; what no group inside the model has stays from the model's
-    forward to the end of the backward. Gradients are reduced after the group's backward. A group begins with
-    gathering the next `plan.gather_depth` ones.
+    forward to the end of the backward. Gradients are reduced after the group's backward, and where several groups of
+    ranks hold the same shards (HSDP) what that leaves is summed across these. A group begins with gathering the next
+    `plan.gather_depth` ones.
     """
     chosen = resolve_units(plan, units)
     groups = _groups(chosen, units)
@@ -80,6 +81,8 @@ def schedule_of_groups(plan: Plan, units: Sequence[Unit]) -> Schedule:
         builder.release(*at, group.name)
         if group.is_trainable:
             builder.reduce(*at, group.name, ranks=Ranks.INSIDE, overlaps=plan.overlap)
+            if plan.group_ranks < plan.num_ranks:
+                builder.reduce(*at, group.name, ranks=Ranks.ACROSS, overlaps=plan.overlap)
             builder.update(group.name)
     for unit in chosen:
         if unit.recompute:

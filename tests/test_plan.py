@@ -170,12 +170,13 @@ def test_a_plan_for_fsdp2_comes_back_and_another_has_no_word_of_it():
     plan = dataclasses.replace(ours, executor="fsdp2", algorithms=(native,))
 
     assert plan_from_json(json.loads(json.dumps(plan_to_json(plan))), "it") == plan
+    check_plan(dataclasses.replace(plan, num_ranks=4, shard_ranks=2), "it")  # HSDP
     assert not {"executor", "algorithms"} & plan_to_json(ours).keys()
     assert algorithm_for(plan.algorithms, "all_gather", 4096, 2) == "native"
     assert algorithm_for(plan.algorithms, "all_gather", 4095, 2) is None
     for change, words in (
         ({"zero_stage": 2, "units": ()}, "stage 2"),
-        ({"shard_ranks": 2, "num_ranks": 4}, "groups of ranks"),
+        ({"shard_ranks": 3, "num_ranks": 4}, "divide the number of ranks"),
         ({"secondary_ranks": 2, "num_ranks": 4}, "second copies"),
         ({"executor": "deepspeed"}, "'deepspeed'"),
         ({"executor": "built-in"}, "built-in does not do"),

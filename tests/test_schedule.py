@@ -10,7 +10,7 @@ from memadvisor.errors import PlanError
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.policies import blocks_of, resolve_units
 from memadvisor.run.records import Unit
-from memadvisor.schedule import ActionKind, Lane, Point, updated_at_step
+from memadvisor.schedule import ActionKind, Lane, Point, Ranks, updated_at_step
 from memadvisor.write_schedule import write_schedule
 
 K = ActionKind
@@ -238,13 +238,14 @@ def grouped(name, group, **options):
     return dataclasses.replace(unit(name, **options), shard_group=group)
 
 
-def for_fsdp2(kept=(), depth=0, recomputed=()):
+def for_fsdp2(kept=(), depth=0, recomputed=(), shard_ranks=None):
     names = ("tok_emb", "blocks.0", "blocks.1", "norm", "head")
     units = tuple(
         UnitPlan(name=name, zero_stage=3, recompute=name in recomputed, reshard=name not in kept)
         for name in names
     )
     plan = dataclasses.replace(by_hand(3, "chosen", units=units, depth=depth), executor="fsdp2")
+    plan = dataclasses.replace(plan, num_ranks=4, shard_ranks=shard_ranks)
     groups = {"tok_emb": "", "norm": "norm", "head": "norm"}
     return write_schedule(plan, [grouped(name, groups.get(name, name)) for name in names])
 
@@ -275,6 +276,18 @@ def test_fsdp2_gathers_groups_and_what_no_group_has_for_the_whole_pass():
     ]
     assert deeds(schedule, Point.BACKWARD_ENDS) == [(K.RELEASE, "", False), (K.REDUCE, "", False)]
     assert schedule.stretches == (("blocks.0",),)  # what is recomputed is what is run again
+
+
+def test_fsdp2_sums_shards_across_groups_of_ranks_that_hold_the_same():
+    schedule = for_fsdp2(shard_ranks=2)
+
+    for point, name, group in ((Point.AFTER_BACKWARD, "norm", "norm"), (Point.BACKWARD_ENDS, "", "")):
+        reductions = [a for a in schedule.at(point, name) if a.kind is K.REDUCE]
+        assert [(a.unit, a.ranks, a.shard) for a in reductions] == [
+            (group, Ranks.INSIDE, True),
+            (group, Ranks.ACROSS, False),
+        ]
+    assert schedule.size_of(Ranks.INSIDE) == schedule.size_of(Ranks.ACROSS) == 2
 
 
 def test_a_group_of_fsdp2_is_freed_only_if_all_its_units_are():

@@ -42,7 +42,9 @@ def num_data_dims(name: str, parameter: torch.Tensor, groups: Mapping[str, Shard
         return 0
     group = groups.get(innermost(name, groups) or "") if groups else None
     if group is not None:
-        return 2 if group.num_replicas > 1 else 1
+        # A mesh may have a dimension of replicas with one of them.
+        first_ranks: int = parameter._spec.mesh.shape[0]  # type: ignore[attr-defined]
+        return 2 if group.num_replicas > 1 or first_ranks != group.num_ranks else 1
     names = parameter._spec.mesh.mesh_dim_names or ()  # type: ignore[attr-defined]
     return sum(any(word in each.lower() for word in _OF_DATA) for each in names)
 

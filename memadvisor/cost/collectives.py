@@ -211,14 +211,16 @@ def times_of_sizes(observations: Sequence[Observation], source: str) -> Collecti
     For plans whose messages are of the sizes observed: nothing is assumed of how an operation goes.
     """
     seen: dict[str, dict[int, list[float]]] = {}
+    num_ranks: dict[str, int] = {}
     for row in observations:
         seen.setdefault(row.operation, {}).setdefault(row.size_bytes, []).append(row.duration_s)
+        num_ranks[row.operation] = row.num_ranks
     curves = {}
     for operation, by_size in seen.items():
         durations_s = [median(by_size[size]) for size in sorted(by_size)]
         curves[operation] = CollectiveCurve(
             operation=operation,
-            num_ranks=observations[0].num_ranks,
+            num_ranks=num_ranks[operation],
             sizes_bytes=tuple(sorted(by_size)),
             durations_s=tuple(min(durations_s[place:]) for place in range(len(durations_s))),
         )

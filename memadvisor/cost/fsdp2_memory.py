@@ -10,6 +10,10 @@ of the ranks in its first dimension.
 - Gradients stay as autograd makes them until the group's backward is over. Then the parameters go, the gradients are
   copied to the reduction's input and freed, and this rank's shards come out. The input stays until the next
   group's reduction, or the backward's end.
+- With groups of ranks that hold the same shards (HSDP) the shards of a sum are summed across them in place. Each group keeps
+  the buffer of that until the backward's end: where the gradients are views of it, it is these; where they were there
+  before, it is added to them and stays beside them. A script that sums across in the last micro-batch alone
+  (`set_requires_all_reduce`) has the shards of the sum so far until then, to which later ones are added.
 - On a GPU gathers' outputs are of the memory of the stream that gathers, and shards of gradients of the one that reduces;
   all else is of the one that computes. The caching allocator gives none of a stream's to another.
 
@@ -34,19 +38,28 @@ from memadvisor.run.parallel_records import ShardGroup
 from memadvisor.run.records import Parameter
 from memadvisor.schedule import Action, ActionKind, Point, Schedule
 
-# Tensors that are of another stream's memory than the one that computes, by how their names begin.
-_ASIDE = (("communication", "output of "), ("gradient", "shards of "))
+# Tensors that are of another stream's memory than the one that computes, by how their names begin, and the category of the
+# captured ones that tell it.
+_ASIDE = (
+    ("communication", "output of ", "communication"),
+    ("gradient", "shards of ", "gradient"),
+    ("communication", "unsummed shards of ", "gradient"),
+    ("communication", "summed shards of ", "gradient"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupBytes:
     """Of one group: its gathered parameters, a reduction's input, and this rank's part of what that gives. `parts`: the
-    gathered parameters, each of which is allocated by itself."""
+    gathered parameters, each of which is allocated by itself. `sum`: the part in the dtype that is summed in, which is
+    another buffer than the gradients where that is not theirs (`is_cast`)."""
 
     full: int
     reduced: int
     shard: int
+    sum: int
     parts: tuple[int, ...] = ()
+    is_cast: bool = False
 
 
 class Fsdp2Memory:
@@ -73,6 +86,9 @@ class Fsdp2Memory:
         self._input: str | None = None  # of the last reduction
         self._whole: set[str] = set()  # units with gradients as autograd made them
         self._shards: set[str] = set(self.groups) if start.get("gradient") else set()
+        self._has_replicas = schedule.shard_ranks < schedule.num_ranks
+        self._unsummed: set[str] = set()  # groups with shards that are not summed across groups of ranks yet
+        self._summed: set[str] = set()  # with such a sum beside their gradients
         self._is_forward = False
 
     # ---- what is held --------------------------------------------------------------------------
@@ -112,11 +128,20 @@ class Fsdp2Memory:
     def _allocated(self) -> dict[tuple[str, str], tuple[int, ...]]:
         """What autograd and FSDP2 allocate parameter by parameter: gathered ones, by group, and whole gradients, by unit."""
         found = {("parameter", name): sizes.parts for name, sizes in self.groups.items()}
-        for name, states in self.step.states.items():
-            sizes = tuple(p.size_bytes for p in states.parameters if p.requires_grad)
-            if sum(sizes) == states.trainable_bytes:
-                found["gradient", name] = sizes
-        return found
+        return found | {("gradient", name): sizes for name, sizes in self._gradients.items()}
+
+    @cached_property
+    def _gradients(self) -> dict[str, tuple[int, ...]]:
+        """By unit, in the dtype of what was gathered."""
+        dtypes = {group.name: group.param_dtype for group in self.step.shard_groups}
+        return {
+            name: tuple(
+                bytes_in(p.size_bytes, p.dtype, dtypes.get(self.group_of.get(name) or "") or p.dtype)
+                for p in states.parameters
+                if p.requires_grad
+            )
+            for name, states in self.step.states.items()
+        }
 
     @cached_property
     def _constants(self) -> dict[tuple[str, str], int]:
@@ -142,10 +167,12 @@ class Fsdp2Memory:
             pieces["communication", f"input of {self._input}"] = self.groups[self._input].reduced
         pieces |= {("gradient", name): self._gradient_bytes(name) for name in self._whole}
         pieces |= {("gradient", f"shards of {name}"): self.groups[name].shard for name in self._shards}
+        for how, names in (("unsummed", self._unsummed), ("summed", self._summed)):
+            pieces |= {("communication", f"{how} shards of {name}"): self.groups[name].sum for name in names}
         return pieces
 
     def _gradient_bytes(self, unit: str) -> int:
-        return self.step.states[unit].trainable_bytes if unit in self.step.states else 0
+        return sum(self._gradients.get(unit, ()))
 
     # ---- the step goes on ----------------------------------------------------------------------
 
@@ -170,8 +197,9 @@ class Fsdp2Memory:
             self._last_output = None
 
     def drop(self, names: Iterable[str]) -> None:
-        """What was gathered ahead is not needed."""
+        """A backward is over: what was gathered ahead is not needed, nor what was summed across groups of ranks."""
         self._outputs.difference_update(names)
+        self._summed.clear()
 
     def passes(self, action: Action) -> Iterator[dict[tuple[str, str], int]]:
         """The `tensors` that are there while an action is done, one after another: an output beside the last one, then
@@ -184,7 +212,7 @@ class Fsdp2Memory:
             without = {piece: size for piece, size in there.items() if piece != last}
             yield without
             yield {**without, **self._named("parameter", name, sizes.full)}
-        units = self._reducible(name) if action.kind is ActionKind.REDUCE else []
+        units = self._reducible(name) if action.kind is ActionKind.REDUCE and action.shard else []
         if sum(map(self._gradient_bytes, units)):
             yield {**there, ("communication", f"input of {name}"): self.groups[name].reduced}
             whole = {piece for unit in units for piece in self._named("gradient", unit, 1)}
@@ -198,7 +226,7 @@ class Fsdp2Memory:
         if action.kind is ActionKind.RELEASE:
             self.gathered.discard(name)
         elif action.kind is ActionKind.REDUCE:
-            return self._reduce(name)
+            return self._reduce(name) if action.shard else self._sum_across(name)
         return None
 
     def _gather_ahead(self, name: str) -> Message | None:
@@ -242,17 +270,33 @@ class Fsdp2Memory:
         gradients = sum(self._gradient_bytes(unit) for unit in units)
         if not gradients:
             return None
-        sizes, older = self.groups[name], name in self._shards
+        sizes, before = self.groups[name], self._shards_bytes(name)
         self._whole.difference_update(units)
-        self._shards.add(name)
+        (self._unsummed if self._has_replicas else self._shards).add(name)
         self._input = name
-        copied = gradients + older * sizes.shard
-        reduced = sizes.shard + older * sizes.shard + self.has_copies * sizes.reduced
-        staging = max(copied, reduced) - sizes.shard
+        after = self._shards_bytes(name)
+        copied = gradients + before
+        # The backend's copy is free again before the sum is cast.
+        reduced = before + sizes.sum + max(self.has_copies * sizes.reduced, sizes.is_cast * sizes.shard)
+        staging = max(copied, reduced) - after
         category = "gradient" if copied >= reduced else "communication"
         return Message(
             operation="reduce_scatter", size_bytes=sizes.reduced, staging={category: max(0, staging)}
         )
+
+    def _shards_bytes(self, name: str) -> int:
+        sizes = self.groups[name]
+        return (name in self._shards) * sizes.shard + (name in self._unsummed) * sizes.sum
+
+    def _sum_across(self, name: str) -> Message | None:
+        if name not in self._unsummed:
+            return None
+        sizes = self.groups[name]
+        self._unsummed.discard(name)
+        if name in self._shards or sizes.is_cast:
+            self._summed.add(name)
+        self._shards.add(name)
+        return Message(operation="all_reduce", size_bytes=sizes.sum, staging={})
 
     # ---- reductions and updates, as EngineMemory has them ----------------------------------------
 
@@ -277,8 +321,8 @@ def streams_of(step: CapturedStep, schedule: Schedule) -> Mapping[tuple[str, str
     if schedule.executor != "fsdp2" or step.device == "cpu":
         return {}
     streams = {}
-    for kind, begin in _ASIDE:
-        seen = Counter(item.stream for item in step.storages if item.category == kind and item.stream)
+    for kind, begin, captured in _ASIDE:
+        seen = Counter(item.stream for item in step.storages if item.category == captured and item.stream)
         streams[kind, begin] = seen.most_common(1)[0][0] if seen else 0
     return streams
 
@@ -295,14 +339,17 @@ def group_bytes(step: CapturedStep) -> dict[str, GroupBytes]:
 def _sizes(group: ShardGroup, parameters: Iterable[Parameter]) -> GroupBytes:
     reduced = shard = 0
     parts = []
+    is_cast = False
     for parameter in parameters:
         dtype, padded = parameter.dtype, _padded_bytes(parameter, group.num_ranks)
         computed = group.param_dtype or dtype
         parts.append(bytes_in(padded, dtype, computed))
         if parameter.requires_grad:
-            reduced += bytes_in(padded, dtype, group.reduce_dtype or computed)
+            summed_in = group.reduce_dtype or computed
+            is_cast |= summed_in != dtype
+            reduced += bytes_in(padded, dtype, summed_in)
             shard += padded // group.num_ranks
-    return GroupBytes(sum(parts), reduced, shard, tuple(parts))
+    return GroupBytes(sum(parts), reduced, shard, reduced // group.num_ranks, tuple(parts), is_cast)
 
 
 def _padded_bytes(parameter: Parameter, num_ranks: int) -> int:

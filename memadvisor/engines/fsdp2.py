@@ -61,7 +61,11 @@ def attach(
     groups = read_groups(model.root)
     check_plan_for(plan, model.root, groups)
     model = with_groups(model, groups)
-    schedule = write_schedule(replace(plan, executor="fsdp2", overlap=False), model.rows)
+    shard_ranks = next(
+        (_shard_ranks(g) for m in groups.modules.values() if (g := _param_group(m)) is not None), None
+    )
+    plan = replace(plan, executor="fsdp2", overlap=False, shard_ranks=shard_ranks)
+    schedule = write_schedule(plan, model.rows)
     sharded = Fsdp2(groups, schedule, number, undo)
     sharded.report(note)
     return model, schedule, sharded
@@ -122,12 +126,32 @@ def check_plan_for(plan: Plan, root: torch.nn.Module, groups: Groups) -> None:
                 "plan could not put back.",
                 hint="give it reshard_after_forward=True or False.",
             )
-        num_ranks = getattr(mesh, "shard_mesh_size", 1) * getattr(mesh, "replicate_mesh_size", 1)
+        shard_ranks = _shard_ranks(group)
+        if shard_ranks == 1:
+            raise PlanError(
+                f"fully_shard of {name or type(root).__name__!r} shares parameters with no other rank, and there is nothing "
+                "that a plan could set.",
+                hint="give it a mesh that shards, or run without a plan.",
+            )
+        num_ranks = shard_ranks * getattr(mesh, "replicate_mesh_size", 1)
         if num_ranks != plan.num_ranks:
             raise PlanError(
                 f"The plan is for {counted(plan.num_ranks, 'rank')}, and the script's FSDP2 has {num_ranks}.",
                 hint=f"start {counted(plan.num_ranks, 'rank')}, or profile this script and advise again.",
             )
+        is_by_hand = plan.executor != "fsdp2" and plan.shard_ranks is None  # it says nothing of groups
+        if shard_ranks != plan.group_ranks and not is_by_hand:
+            raise PlanError(
+                f"The plan is for shards that {counted(plan.group_ranks, 'rank')} share, and the script's FSDP2 shares "
+                f"its shards among {shard_ranks}.",
+                hint="profile this script and advise again.",
+            )
+
+
+def _shard_ranks(group: Any) -> int:
+    """How many ranks share what is sharded, as the script has it."""
+    number: int = getattr(group.mesh_info, "shard_mesh_size", 1)
+    return number
 
 
 def with_groups(model: LiveModel, groups: Groups) -> LiveModel:

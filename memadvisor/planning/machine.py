@@ -120,11 +120,17 @@ def _collective_times(
 
 
 def _like_ours(observations: tuple[Observation, ...], step: CapturedStep) -> tuple[Observation, ...]:
-    """On a CPU ours take the place of the backend's: a reduction to shards sends what a gather sends, and sums it.
+    """Of the ranks that FSDP2 shares among, or sums over; on a CPU ours take the place of the backend's: a reduction to shards
+    sends what a gather sends, and sums it.
 
-    How long ours take is not known from the backend's, which are slower; its gathers stand for both.
+    How long ours take is not known from the backend's, which are slower; its gathers stand for both. Sums across groups of
+    ranks are the backend's.
     """
+    groups = {(op, g.num_ranks) for g in step.shard_groups for op in ("all_gather", "reduce_scatter")}
+    groups |= {("all_reduce", group.num_replicas) for group in step.shard_groups}
+    observations = tuple(row for row in observations if (row.operation, row.num_ranks) in groups)
     if step.device != "cpu":
         return observations
     gathers = [row for row in observations if row.operation == "all_gather"]
-    return tuple(replace(row, operation=name) for row in gathers for name in ("all_gather", "reduce_scatter"))
+    ours = [replace(row, operation=name) for row in gathers for name in ("all_gather", "reduce_scatter")]
+    return (*ours, *(row for row in observations if row.operation == "all_reduce"))

@@ -34,6 +34,11 @@ from memadvisor.run.run import Run
 from memadvisor.write_schedule import write_schedule
 
 
+def ranks_that_share(step: CapturedStep) -> int | None:
+    """How many ranks share what the script's own FSDP2 shards, where other ranks hold the same; else None."""
+    return next((group.num_ranks for group in step.shard_groups if group.num_replicas > 1), None)
+
+
 class Plays:
     """Of the steps of one run, for so many ranks and within one budget, with what was asked for and never chosen.
 
@@ -176,7 +181,7 @@ class Plays:
             precision=asked.precision,
             compression=asked.compression,
             local_sgd=asked.local_sgd,
-            shard_ranks=arrangement.shard_ranks,
+            shard_ranks=ranks_that_share(step) or arrangement.shard_ranks,
             secondary_ranks=arrangement.copied_among,
             executor="fsdp2" if step.shard_groups else "built-in",
             algorithms=() if step.shard_groups or step.device != "cpu" else self._algorithms,

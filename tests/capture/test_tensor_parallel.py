@@ -50,6 +50,21 @@ def test_a_rank_has_its_part_of_split_layers():
         )
 
 
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_nothing_of_what_fsdp2_shares_among_groups_of_ranks_is_split(num_replicas):
+    """One replica is a dimension of the mesh too."""
+    with ranks():
+        sizes = (num_replicas, NUM_RANKS // num_replicas)
+        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard"))
+        model = fully_shard(layers(), mesh=mesh)
+        (group,) = shard_groups([("", model)]).values()
+        assert (group.num_replicas, group.num_ranks) == sizes
+        assert shapes(model) == (
+            {"0.weight": (16, 8), "0.bias": (16,), "1.weight": (8, 16), "1.bias": (8,)},
+            [],
+        )
+
+
 def test_what_fsdp2_shards_counts_whole_and_only_the_rest_is_split():
     with ranks():
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))

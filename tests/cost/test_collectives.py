@@ -10,6 +10,7 @@ from memadvisor.cost.collectives import (
     fit_ring,
     ring_seconds,
     times_from_curves,
+    times_of_sizes,
     tree_all_reduce_seconds,
 )
 from memadvisor.hardware.hardware import CollectiveCurve
@@ -84,6 +85,23 @@ def test_curves_of_another_number_of_ranks_are_carried_over_by_the_rings_traffic
     assert times.seconds("all_gather", 1000, 4) == pytest.approx((3 / 4) / (1 / 2))
     assert times.seconds("all_gather", 1000, 1) == 0.0
     assert times_from_curves(curves[:2], 4, "a test") is None
+
+
+def test_curves_of_sizes_are_of_the_ranks_that_each_operation_has():
+    """Shards are gathered among four, and summed across two groups of these."""
+    seen = [
+        Observation(operation=operation, num_ranks=ranks, size_bytes=800, duration_s=duration_s)
+        for operation, ranks, duration_s in (
+            ("all_gather", 4, 1.0),
+            ("all_gather", 4, 2.0),
+            ("all_gather", 4, 3.0),
+            ("all_reduce", 2, 5.0),
+        )
+    ]
+    times = times_of_sizes(seen, "a test")
+
+    assert times.seconds("all_gather", 800, 4) == 2.0
+    assert times.seconds("all_reduce", 800, 2) == 5.0
 
 
 def test_small_messages_as_slow_as_large_ones_are_latency_and_make_no_large_one_absurd():

@@ -12,7 +12,7 @@ from memadvisor.cost.fsdp2_memory import Fsdp2Memory, streams_of
 from memadvisor.cost.step import StepStorage
 from memadvisor.run.parallel_records import ShardGroup
 from memadvisor.run.records import Parameter
-from memadvisor.schedule import Action, ActionKind, Lane, Point
+from memadvisor.schedule import Action, ActionKind, Lane, Point, Ranks
 
 FORWARD = SimpleNamespace(phase="forward", unit="a", pass_number=0)
 
@@ -34,7 +34,12 @@ def test_what_was_captured_tells_which_streams_gather_and_reduce():
     step = SimpleNamespace(device="cuda:0", storages=storages)
     fsdp2 = SimpleNamespace(executor="fsdp2")
 
-    assert streams_of(step, fsdp2) == {("communication", "output of "): 2, ("gradient", "shards of "): 1}
+    assert streams_of(step, fsdp2) == {
+        ("communication", "output of "): 2,
+        ("gradient", "shards of "): 1,
+        ("communication", "unsummed shards of "): 1,
+        ("communication", "summed shards of "): 1,
+    }
     assert streams_of(step, SimpleNamespace(executor="engine")) == {}
     assert streams_of(SimpleNamespace(device="cpu", storages=storages), fsdp2) == {}
 
@@ -50,13 +55,13 @@ def test_what_one_stream_has_freed_is_not_given_to_another():
     assert aside.peak_allocated_bytes == alone.peak_allocated_bytes
 
 
-GATHER_A, REDUCE_A = (
-    Action(kind=kind, unit="a", lane=Lane.COLLECTIVE) for kind in (ActionKind.GATHER, ActionKind.REDUCE)
-)
+GATHER_A = Action(kind=ActionKind.GATHER, unit="a", lane=Lane.COLLECTIVE)
+REDUCE_A = Action(kind=ActionKind.REDUCE, unit="a", lane=Lane.COLLECTIVE, shard=True, ranks=Ranks.INSIDE)
+SUM_A = replace(REDUCE_A, shard=False, ranks=Ranks.ACROSS)
 
 
-def memory_of_groups(*names):
-    """Each of two parameters, on three ranks."""
+def memory_of_groups(*names, num_replicas=1, reduce_dtype=None):
+    """Each of two parameters, on three ranks, or on so many groups of three."""
     units = {
         name: (
             Parameter(f"{name}.weight", name, "[4, 5]", "float32", 20, 80, True, ""),
@@ -68,11 +73,13 @@ def memory_of_groups(*names):
         device="cuda:0",
         units=[SimpleNamespace(name=name, shard_group=name) for name in names],
         states={name: SimpleNamespace(parameters=rows, trainable_bytes=88) for name, rows in units.items()},
-        shard_groups=[ShardGroup(name, 3, 1, True, None, None, False, True) for name in names],
+        shard_groups=[
+            ShardGroup(name, 3, num_replicas, True, None, reduce_dtype, False, True) for name in names
+        ],
         segments=[],
         storages=[],
     )
-    return Fsdp2Memory(step, SimpleNamespace(shard_ranks=3, is_native=True))
+    return Fsdp2Memory(step, SimpleNamespace(shard_ranks=3, num_ranks=3 * num_replicas, is_native=True))
 
 
 def test_a_gather_has_its_output_beside_the_last_one_and_then_beside_the_parameters():
@@ -99,6 +106,60 @@ def test_a_reduction_has_its_input_beside_the_gradients_and_the_shards_without_t
     assert sum(whole.values()) == 88 + 132 == sum(memory.held().values()) + sum(message.staging.values())
     assert alone == {("communication", "input of a"): 132}
     assert memory.tensors() == {**alone, ("gradient", "shards of a"): 44}
+
+
+def backward(memory, *actions):
+    """What is held of shards after each of the actions, and when the backward is over."""
+    memory.leave(SimpleNamespace(gradient_units=("a",)))
+    held = []
+    for action in actions:
+        memory.act(action)
+        held.append({piece: size for piece, size in memory.tensors().items() if "shards" in piece[1]})
+    memory.end_scattering()
+    memory.drop(())
+    return held, memory.tensors()
+
+
+GRADIENTS, UNSUMMED, SUMMED = (
+    ("gradient", "shards of a"),
+    ("communication", "unsummed shards of a"),
+    ("communication", "summed shards of a"),
+)
+
+
+def test_a_sum_across_groups_of_ranks_is_the_gradients_or_stays_beside_them_until_the_backward_ends():
+    memory = memory_of_groups("a", num_replicas=2)
+    first, second = (backward(memory, REDUCE_A, SUM_A) for _ in range(2))
+
+    assert first == ([{UNSUMMED: 44}, {GRADIENTS: 44}], {GRADIENTS: 44})
+    assert second == (
+        [{GRADIENTS: 44, UNSUMMED: 44}, {GRADIENTS: 44, SUMMED: 44}],
+        {GRADIENTS: 44},
+    )
+    message = memory_of_groups("a", num_replicas=2).act(SUM_A)
+    assert message is None  # nothing was reduced
+    memory.leave(SimpleNamespace(gradient_units=("a",)))
+    memory.act(REDUCE_A)
+    message = memory.act(SUM_A)
+    assert (message.operation, message.size_bytes, sum(message.staging.values())) == ("all_reduce", 44, 0)
+
+
+def test_a_sum_in_another_dtype_is_no_gradient():
+    memory = memory_of_groups("a", num_replicas=2, reduce_dtype="bfloat16")
+
+    assert backward(memory, REDUCE_A, SUM_A) == (
+        [{UNSUMMED: 22}, {GRADIENTS: 44, SUMMED: 22}],
+        {GRADIENTS: 44},
+    )
+
+
+def test_shards_that_are_not_summed_yet_are_added_up():
+    memory = memory_of_groups("a", num_replicas=2)
+    early = [backward(memory, REDUCE_A) for _ in range(2)]
+    last = backward(memory, REDUCE_A, SUM_A)
+
+    assert early == [([{UNSUMMED: 44}], {UNSUMMED: 44})] * 2
+    assert last == ([{UNSUMMED: 44}, {GRADIENTS: 44}], {GRADIENTS: 44})
 
 
 def test_gradients_stay_where_autograd_made_them_until_they_are_reduced():

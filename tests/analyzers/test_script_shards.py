@@ -1,0 +1,120 @@
+"""Which of a script's own FSDP2 plans are made for, and what of its traced step is communication."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+
+from memadvisor.analyzers.script_shards import check_predictable, sums_late, with_buffers_counted
+from memadvisor.errors import UsageError
+from memadvisor.run.parallel_records import ShardGroup
+from memadvisor.run.records import Collective, Storage, Unit
+from tests.make_run import make_run
+
+GROUPS = ("", "a")
+
+
+def group(name, num_ranks=2, num_replicas=2, *, offloads=False, is_plain=True):
+    return ShardGroup(name, num_ranks, num_replicas, True, None, None, offloads, is_plain)
+
+
+def collective(operation, issue_s, size_bytes, group_size=2):
+    return Collective(
+        step=3, operation=operation, group=operation, group_size=group_size, sequence=0, size_bytes=size_bytes,
+        dtype="float32", phase="backward", unit="a", asynchronous=False, issue_s=issue_s, end_s=issue_s + 0.1,
+        wait_start_s=None, wait_end_s=None,
+    )  # fmt: skip
+
+
+def unit(name, shard_group):
+    return Unit(name, "Linear", False, 100, 400, 400, shard_group=shard_group)
+
+
+def run_of(*summed, groups=None, world_size=4, group_size=2):
+    """A rank whose step has a micro-batch for each of `summed`, which says whether its gradients are summed across."""
+    rows = []
+    for number, is_summed in enumerate(summed):
+        for place, _ in enumerate(GROUPS):
+            at_s = 10.0 * number + place
+            rows.append(collective("reduce_scatter", at_s, 400))
+            rows += [collective("all_reduce", at_s + 0.5, 200, group_size)] if is_summed else []
+    rank = dataclasses.replace(
+        make_run(num_ranks=world_size).ranks[0],
+        shard_groups=groups or tuple(map(group, GROUPS)),
+        units=(unit("head", ""), unit("a", "a")),
+        collectives=tuple(rows),
+    )
+    return rank, SimpleNamespace(index=3, num_micro_batches=len(summed))
+
+
+def refusal(rank, step):
+    try:
+        check_predictable(rank, step)
+    except UsageError as error:
+        return error.one_line()
+    return None
+
+
+@pytest.mark.parametrize(
+    ("summed", "is_late"),
+    [((True,), False), ((True, True), False), ((False, True), True), ((False, False, True), True)],
+)
+def test_plans_are_made_for_sums_in_each_micro_batch_and_in_the_last_one_alone(summed, is_late):
+    rank, step = run_of(*summed)
+
+    assert refusal(rank, step) is None
+    assert sums_late(rank, step) is is_late
+
+
+def test_other_sums_are_refused():
+    for summed in ((False,), (True, False), (False, True, True), (False, True, False)):
+        assert "neither in each micro-batch nor in the last one alone" in refusal(*run_of(*summed)), summed
+
+
+def test_what_no_plan_is_made_for_is_named():
+    for groups, words in (
+        ((group("", 4, 1), group("a")), "among fewer ranks than others"),
+        ((group("", 1, 4), group("a", 1, 4)), "with no other rank"),
+        ((group("", offloads=True), group("a")), "offloads its shards"),
+        ((group("", is_plain=False), group("a")), "reshard_after_forward of a number"),
+    ):
+        assert words in refusal(*run_of(True, groups=groups)), words
+    assert "leaves ranks out" in refusal(*run_of(True, world_size=8))
+
+
+def test_a_mesh_with_one_replica_is_like_none_where_nothing_is_accumulated():
+    groups = tuple(group(name, 2, 1) for name in GROUPS)
+    one, two = (
+        refusal(*run_of(*[True] * number, groups=groups, world_size=2, group_size=1)) for number in (1, 2)
+    )
+
+    assert one is None
+    assert "a mesh with one replica" in two
+
+
+def test_what_a_reduction_leaves_and_is_no_gradient_is_communication():
+    """The last one that is as large before the reduction is issued, and neither gradients nor what comes later."""
+
+    def storage(number, category, birth_s, size_bytes=200):
+        return Storage(
+            storage_id=number, birth_s=birth_s, death_s=None, size_bytes=size_bytes, category=category, dtype="float32",
+            shape="[50]", module="a", unit="a", phase="backward", micro_batch=0, operator="aten::empty", device="cpu",
+            last_use_s=None, last_forward_use_s=None,
+        )  # fmt: skip
+
+    rank, step = run_of(False, True)
+    reductions = tuple(row for row in rank.collectives if row.issue_s in (1.0, 10.0))
+    rows = (
+        storage(0, "temporary", 0.2),
+        storage(1, "temporary", 0.9),
+        storage(2, "temporary", 0.95, 400),
+        storage(3, "temporary", 1.2),
+        storage(4, "gradient", 9.9),
+    )
+    counted = with_buffers_counted(
+        dataclasses.replace(rank, collectives=reductions, storages=rows), step
+    ).storages
+
+    assert [row.category for row in counted] == [
+        "temporary", "communication", "temporary", "temporary", "gradient"
+    ]  # fmt: skip
