@@ -145,6 +145,8 @@ class Plan:
     `local_sgd`: which steps reduce no gradients, and average parameters now and then instead. None: none.
     `executor`: whose memory and time the prediction is of. `fsdp2`: the script shards its model with `fully_shard`
     and keeps that; units of a group that FSDP2 gathers together are freed after the forward if all of them `reshard`.
+    `reshard_model`: so are those of no group inside the model, which stay gathered from the model's forward to the end of
+    the backward otherwise.
     `algorithms`: how collectives go; what it says nothing of goes as is usual on the backend.
     `stretches`: first and last names of runs of units of which only the first one's input is kept, and whose forwards
     run again, as one, before the last one's backward; they nest, and a unit's own `recompute` is the innermost.
@@ -188,6 +190,7 @@ class Plan:
     compression: Compression = UNCOMPRESSED
     local_sgd: LocalSgd | None = None
     executor: str = "built-in"
+    reshard_model: bool = False
     algorithms: tuple[Algorithm, ...] = ()
     stretches: tuple[tuple[str, str], ...] = ()
     optimizer_tier: str = "device"

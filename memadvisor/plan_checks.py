@@ -152,6 +152,11 @@ def _check_executor(plan: Plan, stages: set[int], source: str) -> None:
         **beside_fsdp2(plan),
     }
     check_executor(plan.executor, plan.algorithms, asked, source)
+    if plan.reshard_model and plan.executor != "fsdp2":
+        raise PlanError(
+            f"{source} has reshard_model for {plan.executor}.",
+            hint="FSDP2 alone has a group of the model's own.",
+        )
     if plan.update_in_backward and plan.executor != "built-in":
         raise PlanError(
             f"{source} updates in the backward by {plan.executor}.",

@@ -97,6 +97,7 @@ def _plan_from_json(value: JsonField, source: str) -> Plan:
         compression=_compression_from_json(value.get("compression", {})),
         local_sgd=value.get("local_sgd").maybe(_local_sgd_from_json),
         executor=value.get("executor", "built-in").typed(str),
+        reshard_model=value.get("reshard_model", False).typed(bool),
         algorithms=tuple(_algorithm_from_json(entry) for entry in value.get("algorithms", [])),
         stretches=tuple(_pair(stretch) for stretch in value.get("stretches", ())),
         optimizer_tier=value.get("optimizer_tier", "device").typed(str),

@@ -23,7 +23,7 @@ class _Group:
     is_trainable: bool
 
 
-def _groups(chosen: Sequence[UnitPlan], units: Sequence[Unit]) -> list[_Group]:
+def _groups(plan: Plan, chosen: Sequence[UnitPlan], units: Sequence[Unit]) -> list[_Group]:
     """In order of their gathers in the forward: a module before what is inside it."""
     names = [unit.name for unit in units]
     reshards = {unit.name: unit.reshard for unit in chosen}
@@ -40,7 +40,7 @@ def _groups(chosen: Sequence[UnitPlan], units: Sequence[Unit]) -> list[_Group]:
                 first=inside[0],
                 last=inside[-1],
                 is_whole=is_whole,
-                reshards=not is_whole and all(reshards[unit.name] for unit in own),
+                reshards=(plan.reshard_model or not is_whole) and all(reshards[unit.name] for unit in own),
                 is_trainable=any(unit.trainable_bytes for unit in own),
             )
         )
@@ -52,12 +52,12 @@ def schedule_of_groups(plan: Plan, units: Sequence[Unit]) -> Schedule:
 
     A group is gathered before its module's forward and before its backward, unless it is there, freed after the
     backward, and with `reshard` after the forward too; what no group inside the model has stays from the model's
-    forward to the end of the backward. Gradients are reduced after the group's backward, and where several groups of
-    ranks hold the same shards (HSDP) what that leaves is summed across these. A group begins with gathering the next
-    `plan.gather_depth` ones.
+    forward to the end of the backward, or with `plan.reshard_model` is freed and gathered like the others. Gradients are
+    reduced after the group's backward, and where several groups of ranks hold the same shards (HSDP) what that leaves is
+    summed across these. A group begins with gathering the next `plan.gather_depth` ones.
     """
     chosen = resolve_units(plan, units)
-    groups = _groups(chosen, units)
+    groups = _groups(plan, chosen, units)
     inner = [group for group in groups if not group.is_whole]
     builder = ScheduleBuilder()
 
@@ -73,7 +73,10 @@ def schedule_of_groups(plan: Plan, units: Sequence[Unit]) -> Schedule:
         gather(Point.BEFORE_FORWARD, group.first, group, inner[place + 1 :])
         if group.reshards:
             builder.release(Point.AFTER_FORWARD, group.last, group.name)
-    gather(Point.BACKWARD_BEGINS, "", None, inner[::-1])
+    is_freed = whole is not None and whole.reshards
+    if whole is not None and is_freed:
+        builder.release(Point.FORWARD_ENDS, "", whole.name)
+    gather(Point.BACKWARD_BEGINS, "", whole if is_freed else None, inner[::-1])
     for place, group in reversed(list(enumerate(inner))):
         gather(Point.BEFORE_BACKWARD, group.last, group, inner[:place][::-1])
     for group in [*inner[::-1], *([whole] if whole else [])]:

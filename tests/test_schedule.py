@@ -238,14 +238,14 @@ def grouped(name, group, **options):
     return dataclasses.replace(unit(name, **options), shard_group=group)
 
 
-def for_fsdp2(kept=(), depth=0, recomputed=(), shard_ranks=None):
+def for_fsdp2(kept=(), depth=0, recomputed=(), shard_ranks=None, reshard_model=False):
     names = ("tok_emb", "blocks.0", "blocks.1", "norm", "head")
     units = tuple(
         UnitPlan(name=name, zero_stage=3, recompute=name in recomputed, reshard=name not in kept)
         for name in names
     )
     plan = dataclasses.replace(by_hand(3, "chosen", units=units, depth=depth), executor="fsdp2")
-    plan = dataclasses.replace(plan, num_ranks=4, shard_ranks=shard_ranks)
+    plan = dataclasses.replace(plan, num_ranks=4, shard_ranks=shard_ranks, reshard_model=reshard_model)
     groups = {"tok_emb": "", "norm": "norm", "head": "norm"}
     return write_schedule(plan, [grouped(name, groups.get(name, name)) for name in names])
 
@@ -276,6 +276,16 @@ def test_fsdp2_gathers_groups_and_what_no_group_has_for_the_whole_pass():
     ]
     assert deeds(schedule, Point.BACKWARD_ENDS) == [(K.RELEASE, "", False), (K.REDUCE, "", False)]
     assert schedule.stretches == (("blocks.0",),)  # what is recomputed is what is run again
+
+
+def test_what_no_group_of_fsdp2_has_is_freed_after_the_models_forward_where_the_script_does_so():
+    freed, kept = (for_fsdp2(kept=names, depth=1, reshard_model=True) for names in ((), ("tok_emb",)))
+
+    assert deeds(freed, Point.FORWARD_ENDS) == [(K.RELEASE, "", False)]
+    assert deeds(freed, Point.BACKWARD_BEGINS) == [(K.GATHER, "", False), (K.GATHER, "norm", True)]
+    assert deeds(kept, Point.FORWARD_ENDS) == [] and deeds(kept, Point.BACKWARD_BEGINS) == [
+        (K.GATHER, "norm", True)
+    ]
 
 
 def test_fsdp2_sums_shards_across_groups_of_ranks_that_hold_the_same():

@@ -61,10 +61,7 @@ def attach(
     groups = read_groups(model.root)
     check_plan_for(plan, model.root, groups)
     model = with_groups(model, groups)
-    shard_ranks = next(
-        (_shard_ranks(g) for m in groups.modules.values() if (g := _param_group(m)) is not None), None
-    )
-    plan = replace(plan, executor="fsdp2", overlap=False, shard_ranks=shard_ranks)
+    plan = replace(plan, executor="fsdp2", overlap=False, **_settled(plan, groups))
     schedule = write_schedule(plan, model.rows)
     sharded = Fsdp2(groups, schedule, number, undo)
     sharded.report(note)
@@ -148,6 +145,27 @@ def check_plan_for(plan: Plan, root: torch.nn.Module, groups: Groups) -> None:
             )
 
 
+def _settled(plan: Plan, groups: Groups) -> dict[str, Any]:
+    """What the script has settled: its mesh; and for a plan that is not of this script whether the model's own group is freed."""
+    found = [
+        (name, module, group) for name, module in groups.modules.items() if (group := _param_group(module))
+    ]
+    if not found:
+        return {}
+    settled: dict[str, Any] = {"shard_ranks": _shard_ranks(found[0][2])}
+    if plan.executor != "fsdp2":
+        settled["reshard_model"] = any(
+            not name and _reshards(module, group, is_root=True) for name, module, group in found
+        )
+    return settled
+
+
+def _reshards(module: Any, group: Any, *, is_root: bool) -> bool:
+    """What the script has of a group; that of the model itself FSDP2 keeps unless it is told otherwise, from its first forward."""
+    is_told = not (is_root and _state(module)._auto_reshard_after_forward)
+    return group.post_forward_mesh_info is not None and is_told
+
+
 def _shard_ranks(group: Any) -> int:
     """How many ranks share what is sharded, as the script has it."""
     number: int = getattr(group.mesh_info, "shard_mesh_size", 1)
@@ -181,7 +199,10 @@ def settings_of(schedule: Schedule) -> dict[str, Settings]:
         is_forward = boundary.point in (Point.FORWARD_BEGINS, Point.BEFORE_FORWARD)
         current = ""
         for action in actions:
-            if action.kind is ActionKind.RELEASE and boundary.point is Point.AFTER_FORWARD:
+            if action.kind is ActionKind.RELEASE and boundary.point in (
+                Point.AFTER_FORWARD,
+                Point.FORWARD_ENDS,
+            ):
                 released.add(action.unit)
             elif action.kind is ActionKind.GATHER and not action.overlaps:
                 current = action.unit
@@ -241,10 +262,7 @@ class Fsdp2:
         self._undo.add(lambda: module.set_modules_to_forward_prefetch(forward))
         self._undo.add(lambda: module.set_modules_to_backward_prefetch(backward))
         if group is not None:
-            # The model's own group, which FSDP2 itself keeps unless it is told otherwise, at its first forward.
-            is_root = module is self.groups.modules[""]
-            reshards = group.post_forward_mesh_info is not None
-            reshards = reshards and not (is_root and state._auto_reshard_after_forward)
+            reshards = _reshards(module, group, is_root=module is self.groups.modules[""])
             self._undo.add(lambda: module.set_reshard_after_forward(reshards, recurse=False))
             if reshards is not settings.reshards:
                 self._own_reshards[name] = reshards

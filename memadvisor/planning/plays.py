@@ -184,6 +184,7 @@ class Plays:
             shard_ranks=ranks_that_share(step) or arrangement.shard_ranks,
             secondary_ranks=arrangement.copied_among,
             executor="fsdp2" if step.shard_groups else "built-in",
+            reshard_model=any(group.reshards and not group.name for group in step.shard_groups),
             algorithms=() if step.shard_groups or step.device != "cpu" else self._algorithms,
             update_in_backward=arrangement.early,
             fused_updates=asked.fused_updates,

@@ -20,6 +20,7 @@ from memadvisor.engines.apply import apply, install
 from memadvisor.errors import PlanError
 from memadvisor.plan import UnitPlan
 from memadvisor.plan_file import plan_from_json, plan_to_json
+from memadvisor.run.fully_sharded import param_groups
 from memadvisor.write_schedule import write_schedule
 from tests.engines.ranks import run_ranks
 from tests.engines.test_fsdp2 import NATIVE, TIMES, is_near, profile_in_turn
@@ -95,16 +96,18 @@ class Mlp(nn.Module):
 
 
 class Training:
-    """`sums_late`: gradients are summed across groups of ranks in the last micro-batch of a step alone."""
+    """`frees_model`: what no block has is freed after the forward. `sums_late`: gradients are summed across groups of ranks in the last micro-batch of a step alone."""
 
-    def __init__(self, rank, kind, num_micro_batches, *, sums_late=False, policy=None, shape=(2, 2)):
+    def __init__(
+        self, rank, kind, num_micro_batches, *, sums_late=False, policy=None, shape=(2, 2), frees_model=None
+    ):
         torch.manual_seed(0)
         self.model = kind()
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
         options = {} if policy is None else {"mp_policy": policy}
         for block in self.model.blocks:
             fully_shard(block, mesh=mesh, **options)
-        fully_shard(self.model, mesh=mesh, **options)
+        fully_shard(self.model, mesh=mesh, reshard_after_forward=frees_model, **options)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         self.num_micro_batches, self.sums_late = num_micro_batches, sums_late
         self.data = torch.Generator().manual_seed(rank)
@@ -147,6 +150,7 @@ PLANS = {
     "kept": {"kept": ALL, "recompute": ALL, "gather_depth": 1},
     "some": {"kept": (1, 2), "recompute": (1,), "gather_depth": 2},
     "native": {"recompute": (0, 1, 2), "algorithms": NATIVE},
+    "freed the model too": {"gather_depth": 1, "reshard_model": True},
 }
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
 CASES = {
@@ -154,6 +158,7 @@ CASES = {
     "gpt, two micro-batches": ((Gpt, 2), {}, ("kept", "native")),
     "mlp": ((Mlp, 1), {}, ("kept", "native")),
     "mlp, summed late": ((Mlp, 3), {"sums_late": True}, ("freed", "kept")),
+    "gpt, freed": ((Gpt, 1), {"frees_model": True}, ("freed the model too",)),
     "gpt, bfloat16": ((Gpt, 2), {"policy": BF16}, ("freed",)),
 }
 
@@ -255,3 +260,23 @@ def test_a_plan_for_other_groups_of_ranks_is_refused_and_one_by_hand_takes_the_s
         assert words in said[0] and words in said[1]
         assert "shares parameters with no other rank" in said[2]
         assert not said[3]
+
+
+def freed_models(rank: int) -> list[tuple[bool, bool]]:
+    """Whether the model's own group is freed after its forward, under a plan made by hand and when that is taken off."""
+    found = []
+    for frees_model in (None, True):
+        training = Training(rank, Mlp, 1, frees_model=frees_model)
+        applied = apply(make_plan(RANKS, 3), training.model, training.optimizer)
+        training.losses(1)
+        (group,) = param_groups(training.model)
+        seen = [group.post_forward_mesh_info is not None]
+        applied.remove()
+        found.append((*seen, group.post_forward_mesh_info is not None))
+    return found
+
+
+@pytest.mark.timeout(100)
+def test_a_plan_by_hand_frees_the_models_own_group_where_the_script_does():
+    for found in run_ranks(freed_models, RANKS):
+        assert found == [(False, False), (True, True)]

@@ -199,6 +199,7 @@ READ = {
         "autocast",
         *(
             "executor",
+            "reshard_model",
             "activation_units",
             "compressed_units",
             "ranks",
