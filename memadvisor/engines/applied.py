@@ -202,7 +202,12 @@ class Applied:
             return
         if self.plan.num_ranks > 1 and is_for_fsdp2(self.plan, root):
             model, schedule, sharded = attach(
-                self.plan, self._planned.read(root)[0], lambda: next(_numbers), self._note, self._undo
+                self.plan,
+                self._planned.read(root)[0],
+                lambda: next(_numbers),
+                self._label,
+                self._note,
+                self._undo,
             )
             self._fully_sharded.append(sharded)
             self._attach_recompute(model, schedule, is_compiled=root is not module)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from memadvisor.engines.activations.recompute import Note
+from memadvisor.engines.activations.recompute import Label, Note
 from memadvisor.engines.collectives.wire import Wire
 from memadvisor.engines.script.live import LiveModel
 from memadvisor.engines.script.undo import Undo
@@ -50,7 +50,7 @@ def is_for_fsdp2(plan: Plan, model: torch.nn.Module) -> bool:
 
 
 def attach(
-    plan: Plan, model: LiveModel, number: Callable[[], int], note: Note, undo: Undo
+    plan: Plan, model: LiveModel, number: Callable[[], int], label: Label, note: Note, undo: Undo
 ) -> tuple[LiveModel, Schedule, Fsdp2]:
     """Tell the script's FSDP2 what the plan says, until `undo` runs; what the schedule recomputes is left to do.
 
@@ -63,7 +63,7 @@ def attach(
     model = with_groups(model, groups)
     plan = replace(plan, executor="fsdp2", overlap=False, **_settled(plan, groups))
     schedule = write_schedule(plan, model.rows)
-    sharded = Fsdp2(groups, schedule, number, undo)
+    sharded = Fsdp2(groups, schedule, number, label, undo)
     sharded.report(note)
     return model, schedule, sharded
 
@@ -220,7 +220,9 @@ def settings_of(schedule: Schedule) -> dict[str, Settings]:
 class Fsdp2:
     """FSDP2 of one model under a schedule, until `undo` runs."""
 
-    def __init__(self, groups: Groups, schedule: Schedule, number: Callable[[], int], undo: Undo) -> None:
+    def __init__(
+        self, groups: Groups, schedule: Schedule, number: Callable[[], int], label: Label, undo: Undo
+    ) -> None:
         self.groups = groups
         self.settings = settings_of(schedule)
         self.schedule = schedule
@@ -228,6 +230,7 @@ class Fsdp2:
         self._undo = undo
         self._wires: dict[dist.ProcessGroup, Wire] = {}
         self._number = number
+        self._label = label
         self._has_gradients = True
         self._own_reshards: dict[str, bool] = {}  # of groups that the plan has otherwise
         for place, (name, settings) in enumerate(self.settings.items()):
@@ -287,8 +290,8 @@ class Fsdp2:
         self._undo.add(lambda: module.set_custom_all_gather(gather))
         self._undo.add(lambda: module.set_custom_reduce_scatter(scatter))
         is_ahead = any(name in other.forward + other.backward for other in self.settings.values())
-        module.set_custom_all_gather(Gather(wire, name, place, is_ahead))
-        module.set_custom_reduce_scatter(Scatter(wire, name, place))
+        module.set_custom_all_gather(Gather(wire, name, place, is_ahead, self._label))
+        module.set_custom_reduce_scatter(Scatter(wire, name, place, self._label))
         self.is_pairwise = True
 
     def _wire(self, group: dist.ProcessGroup) -> Wire:

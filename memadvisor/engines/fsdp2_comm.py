@@ -1,7 +1,8 @@
 """Our collectives as FSDP2 takes them, through its public `Comm` interface.
 
 FSDP2 waits where it needs what a gather brings, so one of these runs on a lane meanwhile, which the backend's own do
-not on a CPU. A reduction is over when the call returns.
+not on a CPU. A reduction is over when the call returns. Who records the training is told of outputs and inputs (`label`): what
+a lane's thread does with them is not seen.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
+from memadvisor.engines.activations.recompute import Label
 from memadvisor.engines.collectives.native import all_gather, reduce_scatter
 from memadvisor.engines.collectives.wire import Wire
 from memadvisor.engines.lanes.lanes import Ticket
@@ -47,6 +49,7 @@ class Gather(_Allocating, AllGather):
     name: str
     number: int
     is_ahead: bool
+    label: Label
 
     def __call__(
         self,
@@ -55,6 +58,7 @@ class Gather(_Allocating, AllGather):
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> dist.Work | None:
+        self.label(output_tensor, "communication", self.name)
         if self.wire.algorithm("all_gather", output_tensor) == "native":
             all_gather(output_tensor, input_tensor, group=group)
             return _Arriving(None)
@@ -71,6 +75,7 @@ class Scatter(_Allocating, ReduceScatter):
     wire: Wire
     name: str
     number: int
+    label: Label
 
     def __call__(
         self,
@@ -80,6 +85,7 @@ class Scatter(_Allocating, ReduceScatter):
         op: Any,
         async_op: bool = False,
     ) -> dist.Work | None:
+        self.label(input_tensor, "communication", self.name)
         is_known = op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
         if not is_known or self.wire.algorithm("reduce_scatter", input_tensor) == "native":
             reduce_scatter(output_tensor, input_tensor, op=op, group=group)

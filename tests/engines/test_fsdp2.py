@@ -1,6 +1,7 @@
 """A script that uses FSDP2 keeps it: what a plan sets, that nothing is computed otherwise, and what it predicts."""
 
 import os
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -312,6 +313,29 @@ def test_after_an_evaluation_parameters_are_as_the_script_has_them():
         assert [each for each in kept if each is not False] == [each for each in plain if each is not True]
         assert freed == plain
         assert "DTensor" in plain
+
+
+def labels(rank: int) -> Counter[tuple[str, str]]:
+    training, seen = Training(rank), Counter[tuple[str, str]]()
+    applied = apply(
+        PLANS["freed"],
+        training.model,
+        training.optimizer,
+        label=lambda tensor, category, unit: seen.update([(category, unit)]),
+    )
+    training.losses(1)
+    applied.remove()
+    return seen
+
+
+@pytest.mark.timeout(100)
+def test_buffers_of_our_collectives_are_named_to_who_records_the_training():
+    """In each of two micro-batches a block is gathered twice and reduced, and what no block has once. Those that a lane's thread
+    receives into were called temporaries."""
+    for seen in run_ranks(labels, 2):
+        assert seen == {("communication", ""): 4} | {
+            ("communication", f"blocks.{n}"): 6 for n in range(BLOCKS)
+        }
 
 
 def three(rank: int) -> list[float]:
