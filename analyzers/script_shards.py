@@ -50,7 +50,8 @@ def _reasons(rank: RankRun, step: Step) -> dict[str, bool]:
         "accumulates gradients on a mesh with one replica, and holds the sums across it": (
             num_replicas == 1 and step.num_micro_batches > 1 and bool(_in_backward(rank, step, "all_reduce"))
         ),
-        "shards tensors otherwise than by rows, or frees them to fewer ranks (reshard_after_forward of a number)": (
+        "shards tensors otherwise than by rows, frees them to fewer ranks (reshard_after_forward of a number), or is told by "
+        "set_reduce_scatter_max_input_buffers or set_unshard_in_backward what to hold": (
             not all(group.is_plain for group in groups)
         ),
         f"gathers parts of {split!r} by themselves, or leaves parameters whole": split is not None,

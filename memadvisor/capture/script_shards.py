@@ -66,6 +66,9 @@ def _read(name: str, module: Any) -> ShardGroup | None:
             and all(each == policy for each in policies)
             and len(group.modules) == 1
             and group.post_forward_mesh_info in (None, mesh)
+            # Inputs of several reductions at once, and groups that their backward does not gather (FSDPModule's methods).
+            and getattr(group, "reduce_scatter_max_input_buffers", 1) == 1
+            and getattr(group, "unshard_in_backward", True)
             and all(getattr(p.fsdp_placement, "dim", None) == 0 for p in group.fsdp_params),
         )
     except AttributeError:

@@ -14,8 +14,8 @@ class ShardGroup:
     on, those that no such module inside it has.
 
     `num_ranks` share them, and `num_replicas` such sets of ranks hold the same (hybrid sharding). `reshards`: the
-    full parameters are freed after the forward. `is_plain`: of one module, sharded by rows, and freed to shards for
-    all of its ranks.
+    full parameters are freed after the forward. `is_plain`: of one module, sharded by rows, freed to shards for
+    all of its ranks, gathered for the backward, and with the input of one reduction at a time.
     """
 
     name: str

@@ -48,6 +48,11 @@ def test_a_group_has_its_policy_or_that_of_its_parameters(of_group):
     assert group.is_plain
 
 
+@pytest.mark.parametrize("setting", [{"reduce_scatter_max_input_buffers": 2}, {"unshard_in_backward": False}])
+def test_a_group_that_holds_other_buffers_than_usual_is_no_plain_one(setting):
+    assert sharded(BF16).is_plain and not sharded(BF16, **setting).is_plain
+
+
 def test_a_group_whose_parameters_have_several_policies_is_no_plain_one():
     """Engines and predictions know one for a group."""
     assert not sharded(BF16, Policy()).is_plain
