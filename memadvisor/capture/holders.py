@@ -1,4 +1,5 @@
-"""Who, beside autograd, holds what autograd keeps of the traced step, as seen where modules and backwards begin and end.
+"""Who, beside autograd, holds what autograd keeps of the traced step, as seen where modules and backwards begin and end, and
+where operators write much.
 
 A script may collect what its layers return in a list, or simply have it in a variable: recomputing the layer then frees
 nothing before the script lets go. Each saved tensor has a TensorImpl of its own here (saved_hooks.py), so a storage that

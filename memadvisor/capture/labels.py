@@ -87,6 +87,8 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.here = self.live_place()
         self._in_backward = self.here.phase == "backward"
         self._last_place: Place | None = None
+        self._large_bytes = 0  # half of the most that an operator has written in this step
+        self.look_who_holds: Callable[[list[int]], None] | None = None
         self._is_at_leaf = False  # in the backward: whether the node that runs accumulates a gradient
         self._node: int | None = None  # and what would stand beside the operator whose node it is
         self.most_operators = self._num_left = MOST_OF_LONG_STEP if is_long else MOST_OPERATORS
@@ -146,6 +148,8 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kind.is_random:
             draws = not is_without_dropout(kind.dropout_position, args, kwargs or {})
         inputs, outputs, read_bytes, written_bytes = found
+        if written_bytes and written_bytes >= self._large_bytes:
+            self._see_large(written_bytes, inputs)
         if self._is_at_leaf and self._in_backward and kind.name in _ACCUMULATING and inputs:
             self._log.accumulated.append((start_ns, inputs[-1]))
         flat += (
@@ -198,6 +202,8 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kind.is_random:
             draws = not is_without_dropout(kind.dropout_position, args, kwargs)
         inputs, outputs, read_bytes, written_bytes = self._look(kind, args, kwargs, out, start_ns)
+        if written_bytes and written_bytes >= self._large_bytes:
+            self._see_large(written_bytes, inputs)
         if self._is_at_leaf and self._in_backward and kind.name in _ACCUMULATING and inputs:
             self._log.accumulated.append((start_ns, inputs[-1]))
         self._flat += (
@@ -206,6 +212,12 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )  # fmt: skip
         self._num_left -= 1
         return out
+
+    def _see_large(self, written_bytes: int, inputs: list[int]) -> None:
+        """Where the peak may be. The operator itself holds what it is given, a backward's node more than its operators are."""
+        self._large_bytes = max(self._large_bytes, written_bytes // 2)
+        if self.look_who_holds is not None and self.here.phase in ("forward", "outside"):
+            self.look_who_holds(inputs)
 
     def _glance_at_view(self, value: Any, now_ns: int) -> _Found | None:
         """What `_glance` finds of an operator whose results share the storage of its only tensor."""

@@ -81,6 +81,7 @@ class Tracer:
         self._hooks = SavedTensorHooks(
             self.mode, self.log, also=mode.mark_saved if isinstance(mode, MemoryWatch) else None
         )
+        self.mode.look_who_holds = self._hooks.holders.look
         self.module_calls = ModuleCallLog(self.mode.address)
         self._given = device_blocks(device)
         self._residents: list[Resident] = residents(known(), device, cpu, self._given)

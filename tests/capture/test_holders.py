@@ -1,7 +1,11 @@
 """Who holds, beside autograd, what it keeps."""
 
+import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
+import memadvisor
 from memadvisor.capture.holders import Holders
 from memadvisor.capture.label_log import LabelLog
 
@@ -40,3 +44,33 @@ def test_where_much_is_held_some_boundaries_go_by_but_none_that_must_not():
     assert [held.time_ns for held in log.held] == times
     holders.look(must=True)
     assert all(held.time_ns > time_ns for held, time_ns in zip(log.held, times, strict=True))
+
+
+class WithLoss(nn.Module):
+    """Has in a variable what its head was called with, while it computes the loss by functions."""
+
+    def __init__(self, lets_go):
+        super().__init__()
+        self.up, self.head, self.lets_go = nn.Linear(16, 32), nn.Linear(32, 500), lets_go
+
+    def forward(self, x):
+        hidden = self.up(x)
+        logits = self.head(hidden)
+        if self.lets_go:
+            del hidden
+        return F.cross_entropy(logits, torch.zeros(len(x), dtype=torch.long))
+
+
+@pytest.mark.parametrize("lets_go", [False, True])
+def test_what_a_forward_holds_where_no_module_ends_is_seen_at_its_large_operators(tmp_path, lets_go):
+    model = WithLoss(lets_go)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memadvisor.profile(tmp_path) as prof:
+        for _ in range(4):
+            model(torch.randn(64, 16)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    rank = prof.run.ranks[0]
+    hidden = next(row for row in rank.storages if row.shape == "[64, 32]" and row.phase == "forward")
+    loss = next(row for row in rank.operators if row.name == "aten::_log_softmax")
+    assert ((hidden.last_held_s or 0.0) >= loss.start_s) != lets_go
