@@ -10,7 +10,8 @@ from memadvisor.analyzers.autocast.graph import FORWARDS, Call, StepGraph
 from memadvisor.analyzers.autocast.math_attention import MathAttention
 from memadvisor.analyzers.autocast.operands import operand_shape
 from memadvisor.analyzers.autocast.recasting import NARROW, WIDE, Recasting
-from memadvisor.analyzers.autocast.rules import Computes, computes, is_attention
+from memadvisor.analyzers.autocast.rules import Computes, computes, computes_without, is_attention
+from memadvisor.analyzers.autocast.script_casts import ScriptCasts
 from memadvisor.analyzers.frozen_weights import frozen_storages
 from memadvisor.analyzers.shapes import dimensions
 from memadvisor.run.records import ModuleCall, Storage
@@ -38,6 +39,7 @@ class Forwards:
         self._rows = {row.storage_id: row for row in rank.storages}
         self._given: dict[int, int] = {}  # by storage, the float32 that the script has been given of it
         self._given_s: dict[int, float] = {}  # and since when
+        self._casts = ScriptCasts(rank, graph, recasting, self._is_narrow_at)
         results: dict[int, list[Storage]] = defaultdict(list)
         for tensor in rank.call_tensors:
             if tensor.role == "output" and tensor.storage_id in self._rows:
@@ -47,13 +49,17 @@ class Forwards:
             if call.row.phase in FORWARDS and (around := graph.outermost_at(call.row.start_s)) is not None:
                 while ended and ended[0].start_s < around.start_s:
                     self._give_back(ended[0], results[ended.pop(0).call_id])
+                self._casts.go_on_to(call)
                 self._run(call)
         for outermost in ended:
             self._give_back(outermost, results[outermost.call_id])
+        self._casts.done()
         for storage_id, number in self._given.items():
             self._recasting.let_go(number, self._rows[storage_id])
 
     def rule(self, call: Call) -> Computes:
+        if self._graph.is_off_at(call.row.start_s):
+            return computes_without(call.row.name)
         if id(call) in self._attention.inside:
             return Computes.WIDE
         if self._adds_bias(call):
@@ -74,33 +80,33 @@ class Forwards:
 
     def is_narrow_to(self, call: Call, row: Storage) -> bool:
         """As this operator of a forward found it, or left it."""
-        given_s = self._given_s.get(row.storage_id)
-        return (given_s is None or call.row.start_s < given_s) and self._recasting.is_narrow(row)
+        return self._casts.is_narrow(row, call.row.start_s)
 
-    def _is_narrow(self, row: Storage) -> bool:
-        """As the operator that reads it next finds it: of a model's result the script has float32 alone."""
-        return row.storage_id not in self._given and self._recasting.is_narrow(row)
+    def _is_narrow_at(self, row: Storage, time_s: float) -> bool:
+        """But for copies of the script's: of a model's result it has float32 alone."""
+        given_s = self._given_s.get(row.storage_id)
+        return (given_s is None or time_s < given_s) and self._recasting.is_narrow(row)
 
     def _run(self, call: Call) -> None:
         rule = self.rule(call)
         numbers = [row for row in call.reads if row.dtype in (WIDE, NARROW)]
         if rule is Computes.NARROW:
             for row in numbers:
-                if not self._is_narrow(row):
+                if not self.is_narrow_to(call, row):
                     self._copy(call, row, NARROW)
             self._make(call, is_narrow=bool(numbers))
         elif rule is Computes.WIDE:
             for row in numbers:
-                if self._is_narrow(row):
+                if self.is_narrow_to(call, row):
                     self._copy(call, row, WIDE)
             if id(call) in self._attention.last:
                 self._cast_result(call)
         elif rule is Computes.AS_FIRST:
             first = next(iter(numbers), None)
-            if first is not None and self._is_narrow(first):
+            if first is not None and self.is_narrow_to(call, first):
                 self._make(call, is_narrow=True, like=first)
         else:
-            self._make(call, is_narrow=self._are_narrow(numbers))
+            self._make(call, is_narrow=self._are_narrow(call, numbers))
             self._meet(call, numbers)
 
     def _cast_result(self, call: Call) -> None:
@@ -108,10 +114,10 @@ class Forwards:
             self._recasting.add(row, WIDE, row, birth_s=row.birth_s, death_s=call.row.end_s)
             self._recasting.narrow.add(row.storage_id)
 
-    def _are_narrow(self, numbers: list[Storage]) -> bool:
+    def _are_narrow(self, call: Call, numbers: list[Storage]) -> bool:
         """Whether the widest of several is bfloat16; a single number has no say among larger tensors."""
         large = [row for row in numbers if dimensions(row.shape)] or numbers
-        return bool(large) and all(map(self._is_narrow, large))
+        return bool(large) and all(self.is_narrow_to(call, row) for row in large)
 
     def _make(self, call: Call, *, is_narrow: bool, like: Storage | None = None) -> None:
         if not is_narrow:
@@ -125,11 +131,11 @@ class Forwards:
 
     def _meet(self, call: Call, numbers: list[Storage]) -> None:
         """Both dtypes meet: on a CPU the operator, and everywhere what autocast promotes, has the narrow ones in float32."""
-        if len({self._is_narrow(row) for row in numbers}) < 2 or not call.made:
+        if len({self.is_narrow_to(call, row) for row in numbers}) < 2 or not call.made:
             return
         if self._device_type == "cpu" or call.row.name in _PROMOTED:
             for row in numbers:
-                if self._is_narrow(row):
+                if self.is_narrow_to(call, row):
                     self._copy(call, row, WIDE, keeps=False)
 
     def _copy(self, call: Call, row: Storage, dtype: str, *, keeps: bool = True) -> None:
@@ -164,7 +170,7 @@ class Forwards:
         last_s = min(outermost.end_s, self._graph.calls[place].row.end_s) if place >= 0 else outermost.start_s
         cast_s = (last_s + outermost.end_s) / 2
         for row in results:
-            if row.storage_id in self._recasting.narrow and row.storage_id not in self._given:
+            if row.storage_id not in self._given and self._casts.is_narrow(row, outermost.end_s):
                 self._given_s[row.storage_id] = cast_s
                 later = self._recasting.saved_after(row.storage_id, outermost.end_s)
                 self._given[row.storage_id] = self._recasting.add(

@@ -64,6 +64,7 @@ class StepGraph:
             for place, row in enumerate(operators)
         ]
         self.outermost = _outermost(rank.module_calls)
+        self._off = sorted(rank.autocast_off, key=lambda row: row.start_s)
         self._nodes = _nodes(self.calls)
 
     def owner(self, node: int | None, before_s: float) -> Call | None:
@@ -76,6 +77,11 @@ class StepGraph:
         """The operator that runs at a moment."""
         place = bisect_right(self.calls, time_s, key=lambda call: call.row.start_s) - 1
         return self.calls[place] if place >= 0 and time_s <= self.calls[place].row.end_s else None
+
+    def is_off_at(self, time_s: float) -> bool:
+        """Whether the script has autocast switched off itself."""
+        place = bisect_right(self._off, time_s, key=lambda row: row.start_s) - 1
+        return place >= 0 and time_s < self._off[place].end_s
 
     def groups(self) -> list[Group]:
         """Of the backward, in order of time; without what belongs to no operator of a forward."""

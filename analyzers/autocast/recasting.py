@@ -30,6 +30,7 @@ class Recasting:
         self.births: dict[int, float] = {}
         self.deaths: dict[int, float | None] = {}
         self.halved: set[int] = set()  # of no dtype
+        self.last_uses: dict[int, float] = {}  # of what the script makes a copy of: itself, used or held
         self._added: dict[int, Storage] = {}
         self._moved: dict[int, int] = {}  # by place among the saved rows, the storage that is kept instead
         self._saved: dict[int, list[tuple[int, Saved]]] = defaultdict(list)
@@ -69,6 +70,9 @@ class Recasting:
 
     def saved_after(self, storage_id: int, time_s: float) -> list[int]:
         return [place for place, row in self._saved[storage_id] if row.saved_s >= time_s]
+
+    def saved_between(self, storage_id: int, start_s: float, end_s: float) -> list[int]:
+        return [place for place, row in self._saved[storage_id] if start_s <= row.saved_s < end_s]
 
     # ---- what is changed ---------------------------------------------------------------------
 
@@ -119,6 +123,17 @@ class Recasting:
         if row.death_s is not None and row.death_s < death_s:
             self._added[number] = replace(row, death_s=death_s)
 
+    def settle(self, number: int, last_use_s: float) -> None:
+        """This copy is there until its last use, and as long as autograd keeps it still."""
+        row = self._added[number]
+        saved = [place for place, moved in self._moved.items() if moved == number]
+        self._added[number] = replace(
+            row,
+            death_s=self._last_of(saved, last_use_s),
+            last_use_s=last_use_s,
+            category="activation" if saved else "temporary",
+        )
+
     def let_go(self, number: int, row: Storage) -> None:
         """This copy of a row's storage is there until its last use, where other copies have since been kept in place of it."""
         places = {place: self._moved.get(place) for place, _ in self._saved[row.storage_id]}
@@ -166,7 +181,11 @@ class Recasting:
         moved = [saved for place, saved in rows if place in self._moved]
         if row.storage_id in self.deaths:
             row = replace(row, death_s=self.deaths[row.storage_id])
-        elif moved and row.category not in _STATES and row.phase != "baseline":
+        elif (
+            (moved or row.storage_id in self.last_uses)
+            and row.category not in _STATES
+            and row.phase != "baseline"
+        ):
             row = self._without(row, [saved for place, saved in rows if place not in self._moved])
         return row
 
@@ -176,7 +195,8 @@ class Recasting:
         ends = [saved.released_s for saved in left]
         if None in ends:
             return row
-        uses = (row.last_forward_use_s, row.last_held_s, *ends)
+        last_s = self.last_uses.get(row.storage_id)
+        uses = (row.last_forward_use_s, row.last_held_s, *ends) if last_s is None else (last_s, *ends)
         last_s = max((time_s for time_s in uses if time_s is not None), default=row.birth_s)
         category = "temporary" if not left and row.category == "activation" else row.category
         if row.death_s is None and all(

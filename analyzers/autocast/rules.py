@@ -83,6 +83,11 @@ def computes(name: str, device_type: str, following: str = "") -> Computes:
     return Computes.AS_FIRST if name in _AS_FIRST else Computes.AS_WIDEST
 
 
+def computes_without(name: str) -> Computes:
+    """Where autocast is off: of several dtypes in the widest, for products take none but one."""
+    return Computes.AS_FIRST if name.removeprefix("aten::") in _AS_FIRST else Computes.AS_WIDEST
+
+
 def has_wide_operand_inside(name: str, device_type: str) -> bool:
     """Whether, of bfloat16, the operator works on a copy of its first operand in float32 that it makes for itself."""
     return device_type == "cpu" and name.removeprefix("aten::") in _WIDE_COPY_OF_OPERAND

@@ -5,8 +5,11 @@ dtypes are worked out from one operator to the next by torch's rules (rules.py):
 bfloat16, of a weight one copy until the forward ends, and autograd keeps these; what is made of bfloat16 alone is
 bfloat16; a gradient has the dtype of what it is of, and is cast where its node computed it in the other.
 
-Not known, and not in it: what the script itself converts to float32 where it is float32 anyway, which leaves no trace;
-what matrix products in bfloat16 allocate for themselves on a CPU; and how long anything takes in bfloat16.
+What the script itself converts to float32, which is float32 anyway, and where it switches autocast off, the run tells
+(script_casts.py).
+
+Not known, and not in it: what matrix products in bfloat16 allocate for themselves on a CPU; and how long anything takes in
+bfloat16.
 """
 
 from __future__ import annotations

@@ -106,6 +106,9 @@ class LabelLog:
     added_aside: list[tuple[int, int, int]] = field(default_factory=list)
     # (when, address) of what autograd came to add to a parameter's gradient, or to make it
     accumulated: list[tuple[int, int]] = field(default_factory=list)
+    nestings: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # (when, how many autocasts were open since)
     uncounted: set[str] = field(default_factory=set)  # operators whose FLOPs could not be worked out
 
     def gather(self) -> None:

@@ -29,6 +29,7 @@ from memadvisor.capture.flops import NO_ARITHMETIC
 from memadvisor.capture.label_log import LabelLog, Named, Place, Sighting
 from memadvisor.capture.meeting_gradients import may_be_overwritten
 from memadvisor.capture.node_places import LEAST_OF_LEAVES, NodePlaces
+from memadvisor.capture.open_autocasts import OpenAutocasts
 from memadvisor.capture.operator_cost import arithmetic_of, traffic_of
 from memadvisor.capture.operator_kinds import OperatorKind, kinds, learn
 from memadvisor.capture.position import Position
@@ -47,7 +48,7 @@ from memadvisor.capture.traffic import stored_bytes
 from memadvisor.operator_calls import is_without_dropout
 from memadvisor.own_hooks import own_hooks_aside
 
-# A traced step takes some 11 kB an operator until it is written, nearly all of it the profiler's; one that is known to be
+# A traced step takes some 15 kB an operator until it is written, nearly all of it the profiler's; one that is known to be
 # long, of which the profiler remembers memory and autograd's nodes alone, takes 3 kB.
 MOST_OPERATORS = 100_000
 MOST_OF_LONG_STEP = 400_000
@@ -89,6 +90,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._last_place: Place | None = None
         self._large_bytes = 0  # half of the most that an operator has written in this step
         self.look_who_holds: Callable[[list[int]], None] | None = None
+        self._count_autocasts = OpenAutocasts(log.nestings).count
         self._is_at_leaf = False  # in the backward: whether the node that runs accumulates a gradient
         self._node: int | None = None  # and what would stand beside the operator whose node it is
         self.most_operators = self._num_left = MOST_OF_LONG_STEP if is_long else MOST_OPERATORS
@@ -114,6 +116,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kind, flat = kinds.get(id(func)), self._flat
+        self._count_autocasts()
         if (
             kind is None
             or kind.is_general
@@ -336,6 +339,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def note_place(self) -> None:
         """A module was entered or left, or the phase changed."""
+        self._count_autocasts()
         place = self.here = self.live_place()
         self._in_backward = place.phase == "backward"
         self._log.places.append((time_ns(), place))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,7 @@ from memadvisor.capture.collective_call import CollectiveCall, Mark
 from memadvisor.capture.collectives import CollectiveLog
 from memadvisor.capture.cpu_account import CpuAccount
 from memadvisor.capture.default_hooks import DefaultHooks
+from memadvisor.capture.idle_casts import SeenCast
 from memadvisor.capture.label_log import LabelLog, Named, OperatorCall
 from memadvisor.capture.labels import LabelMode
 from memadvisor.capture.ledger import Resident
@@ -45,6 +46,8 @@ class Trace:
     offset_ns: int
     has_allocator_account: bool
     uncounted: tuple[str, ...] = ()
+    idle_casts: Sequence[SeenCast] = ()
+    nestings: Sequence[tuple[int, int]] = ()  # as `LabelLog` has them
 
 
 class Tracer:
@@ -99,7 +102,9 @@ class Tracer:
         if self._device.type == "cuda":
             self._start_allocated_bytes = torch.cuda.memory_allocated(self._device)
         if self._has_truth:
-            self._truth = AllocatorAccount(self._device, names_operators=not self._is_long)
+            self._truth = AllocatorAccount(
+                self._device, names_operators=not self._is_long, sees_casts=self._has_wide_parameters()
+            )
             if self._device.type == "cpu":
                 torch.empty(1, dtype=torch.uint8, device="cpu")  # its event carries the allocator's total
         self._start_ns = time.time_ns()
@@ -107,6 +112,12 @@ class Tracer:
         self.mode.__enter__()  # type: ignore[no-untyped-call]
         self._default_hooks = DefaultHooks(self._hooks.pack, self._hooks.unpack)
         self.mode.note_place()
+
+    def _has_wide_parameters(self) -> bool:
+        """Without any in float32 nothing could be under autocast that is not."""
+        return any(
+            category == "parameter" and tensor.dtype is torch.float32 for tensor, category, _ in self._known()
+        )
 
     def yield_profiler(self) -> None:
         """The script starts a profiler of its own: ours gives way, and the step has no truth layer."""
@@ -135,6 +146,7 @@ class Tracer:
                 self.log.places,
                 self.log.named,
                 self.log.accumulated,
+                self.log.nestings,
                 self.module_calls.calls,
                 self.module_calls.given,
             ):
@@ -198,6 +210,8 @@ class Tracer:
             offset_ns=self.offset_ns,
             has_allocator_account=self._has_truth,
             uncounted=tuple(sorted(self.log.uncounted)),
+            idle_casts=() if truth is None else truth.idle_casts,
+            nestings=self.log.nestings,
         )
 
     def _alive(self) -> list[Resident]:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from memadvisor.capture.allocator_snapshot import AllocatorSnapshot
+from memadvisor.capture.autocast_rows import autocast_off_rows, idle_cast_rows
 from memadvisor.capture.census import optimizer_state_rows, parameter_rows, stranger_note
 from memadvisor.capture.clock import monotonic_less_wall_ns
 from memadvisor.capture.closed_step import ClosedStep, SpanFields
@@ -182,6 +183,8 @@ class RankWriter:
         journal.write_rows("saved", account.saved)
         journal.write_rows("operators", operator_rows(trace))
         journal.write_rows("operator_reads", operator_read_rows(trace))
+        journal.write_rows("idle_casts", idle_cast_rows(trace))
+        journal.write_rows("autocast_off", autocast_off_rows(trace))
         self._traced, self._has_trace = (step, trace), True
         self._write_collectives()
         calls, tensors = module_call_rows(trace)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memadvisor.run.allocator_records import AllocatorState, DeviceSegment, LiveStorage, OutOfMemory
+from memadvisor.run.autocast_records import AutocastOff, IdleCast
 from memadvisor.run.loader_records import DataWait, LoaderInfo
 from memadvisor.run.parallel_records import PipelineStage, ShardGroup, TensorParallel
 
@@ -372,4 +373,6 @@ TABLES: dict[str, type] = {
     "live_storages": LiveStorage,
     "data_loaders": LoaderInfo,
     "data_waits": DataWait,
+    "idle_casts": IdleCast,
+    "autocast_off": AutocastOff,
 }

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from memadvisor.plan import Plan
 from memadvisor.run.allocator_records import AllocatorState, DeviceSegment, LiveStorage, OutOfMemory
+from memadvisor.run.autocast_records import AutocastOff, IdleCast
 from memadvisor.run.documents import Ending, Note, ProcessInfo
 from memadvisor.run.loader_records import DataWait, LoaderInfo
 from memadvisor.run.parallel_records import PipelineStage, ShardGroup, TensorParallel
@@ -74,6 +75,8 @@ class RankRun:
     module_calls: tuple[ModuleCall, ...] = ()
     call_tensors: tuple[CallTensor, ...] = ()
     operator_reads: tuple[OperatorRead, ...] = ()
+    idle_casts: tuple[IdleCast, ...] = ()
+    autocast_off: tuple[AutocastOff, ...] = ()
     segments: tuple[DeviceSegment, ...] = ()
     allocator_states: tuple[AllocatorState, ...] = ()
     out_of_memory: tuple[OutOfMemory, ...] = ()
