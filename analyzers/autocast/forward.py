@@ -44,6 +44,7 @@ class Forwards:
         for tensor in rank.call_tensors:
             if tensor.role == "output" and tensor.storage_id in self._rows:
                 results[tensor.call_id].append(self._rows[tensor.storage_id])
+        results.update((call.call_id, [result]) for call, result in graph.evaluations if result is not None)
         ended = [outermost for outermost in graph.outermost if outermost.phase == "forward"]
         for call in graph.calls:
             if call.row.phase in FORWARDS and (around := graph.outermost_at(call.row.start_s)) is not None:

@@ -47,7 +47,10 @@ class Group:
 
 
 class StepGraph:
-    """`calls` in order of time; `outermost`: calls of models from outside of any module, and second ones in backwards."""
+    """`calls` in order of time; `outermost`: calls of models from outside of any module, and second ones in backwards.
+
+    `evaluations`: those among them without gradients, of which the run has no call, each with the last that it made.
+    """
 
     def __init__(self, rank: RankRun) -> None:
         by_id = {row.storage_id: row for row in rank.storages}
@@ -63,7 +66,9 @@ class StepGraph:
             )
             for place, row in enumerate(operators)
         ]
-        self.outermost = _outermost(rank.module_calls)
+        trained = _outermost(rank.module_calls)
+        self.evaluations = _evaluations(self.calls, rank.module_calls, trained)
+        self.outermost = _outermost([*trained, *(one for one, _ in self.evaluations)])
         self._off = sorted(rank.autocast_off, key=lambda row: row.start_s)
         self._nodes = _nodes(self.calls)
 
@@ -122,6 +127,36 @@ def _outermost(calls: Sequence[ModuleCall]) -> list[ModuleCall]:
     for call in sorted(calls, key=lambda call: (call.start_s, -call.end_s)):
         if not found or call.start_s >= found[-1].end_s:
             found.append(call)
+    return found
+
+
+def _evaluations(
+    calls: Sequence[Call], module_calls: Sequence[ModuleCall], trained: Sequence[ModuleCall]
+) -> list[tuple[ModuleCall, Storage | None]]:
+    """Forwards of models that train, which autograd keeps nothing of: their operators, one after the other, in no call."""
+    modules = {call.module for call in module_calls}
+    starts = [call.start_s for call in trained]
+
+    def is_evaluation(call: Call) -> bool:
+        place = bisect_right(starts, call.row.start_s) - 1
+        is_in_call = place >= 0 and call.row.start_s <= trained[place].end_s + _SLACK_S
+        return call.row.phase == "forward" and call.row.module in modules and not is_in_call
+
+    found: list[tuple[ModuleCall, Storage | None]] = []
+    for is_one, group in groupby(calls, key=is_evaluation):
+        if is_one:
+            inside = list(group)
+            first, last = inside[0].row, inside[-1].row
+            call = ModuleCall(
+                call_id=-1 - len(found),
+                module=first.module,
+                unit=first.unit,
+                phase="forward",
+                micro_batch=0,
+                start_s=first.start_s,
+                end_s=last.end_s,
+            )
+            found.append((call, inside[-1].result))
     return found
 
 

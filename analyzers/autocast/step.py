@@ -6,7 +6,7 @@ bfloat16, of a weight one copy until the forward ends, and autograd keeps these;
 bfloat16; a gradient has the dtype of what it is of, and is cast where its node computed it in the other.
 
 What the script itself converts to float32, which is float32 anyway, and where it switches autocast off, the run tells
-(script_casts.py).
+(script_casts.py). Evaluations of models that train are forwards like others.
 
 Not known, and not in it: what matrix products in bfloat16 allocate for themselves on a CPU; and how long anything takes in
 bfloat16.
