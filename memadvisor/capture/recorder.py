@@ -122,13 +122,13 @@ class Recorder:
             spans.end_timing(begin_s)
         self._tracing.leave_module(module, args, kwargs, output, was_recompute=was_recompute)
 
-    def enter_backward(self) -> None:
+    def enter_backward(self, is_derivative: bool) -> None:
         begin_s = time.monotonic()
         if not self._position.enter_backward():
             return
         self._updates.cycle.see_backward()
         if self._spans is not None:
-            self._spans.enter_backward()
+            self._spans.enter_backward(is_derivative)
             self._spans.spend_since(begin_s)
         self._tracing.note_place()
 

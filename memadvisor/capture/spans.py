@@ -34,7 +34,8 @@ _TIMED_SHARE = 16
 class Given:
     """What one model, or one part that the script calls itself, was called with where gradients were wanted.
 
-    None: some batch did not tell. `takes_data`: some call was given what no other model had made.
+    None: some batch did not tell. `takes_data`: some call was given what no other model had made; `fed_at` is how many
+    losses had had their backward at the last of these.
     """
 
     num_calls: int = 0
@@ -42,6 +43,7 @@ class Given:
     num_tokens: int | None = 0
     model: str = ""
     takes_data: bool = False
+    fed_at: int | None = None
 
     def since(self, earlier: Given) -> Given:
         return Given(
@@ -58,7 +60,8 @@ class OpenStep:
     """A step that is under way.
 
     `given` has models by name, `num_micro_batches` is known when the step ends: a model may be called several times for
-    one backward, several models or parts of one may be, and a call may have several backwards.
+    one backward, several models or parts of one may be, and a call may have several backwards. Of these, derivatives
+    (`torch.autograd.grad(create_graph=True)`) are no micro-batches of their own, however often a step asks for one.
     `is_thin`: no module was listened to, so forwards are not seen, and nobody knows what they were given.
     `is_pieced`: where it ended or began was known only afterwards, so that what depends on the moment is not.
     `is_disturbed`: it was traced, wholly or in part, and the trace is left out.
@@ -78,6 +81,7 @@ class OpenStep:
     largest_input: int = 0  # elements that a model was given in one call, at most
     largest_input_since_update: int = 0
     num_backwards: int = 0
+    num_derivatives: int = 0  # of these
     num_micro_batches: int = 0
     recorder_s: float = 0.0
     listening_s: float = 0.0  # to become part of it when the step ends
@@ -158,6 +162,7 @@ class SpanLog:
         self._position.micro_batch -= num_micro_batches
         rest.index, rest.start = ended.index + 1, end
         rest.num_backwards -= ended.num_backwards
+        rest.num_derivatives -= ended.num_derivatives
         rest.seen = SeenBatches()
         rest.given = {name: each.since(ended.given.get(name, Given())) for name, each in rest.given.items()}
         rest.largest_input = rest.largest_input_since_update
@@ -167,7 +172,7 @@ class SpanLog:
 
     def _note_micro_batches(self, step: OpenStep) -> None:
         """A thin step has as many micro-batches as the last full one with the same number of backwards."""
-        num_backwards = step.num_backwards
+        num_backwards = (step.num_backwards - step.num_derivatives) or step.num_backwards
         if not step.is_thin:
             num_forwards = max((given.num_calls for given in step.given.values()), default=0)
             least = min(num_forwards, num_backwards) or num_forwards or num_backwards
@@ -240,10 +245,11 @@ class SpanLog:
         """What is open turned out to be no forward."""
         self._units.clear()
 
-    def enter_backward(self) -> None:
+    def enter_backward(self, is_derivative: bool) -> None:
         self._backward = self._open("backward", "")
         self._look_for_gradients(self._backward, None)
         self.step.num_backwards += 1
+        self.step.num_derivatives += is_derivative
 
     def leave_backward(self) -> None:
         end = self.mark()
@@ -304,7 +310,11 @@ class SpanLog:
         is_length_first = self.length_first.leave_model(name, args, kwargs)
         num_samples, num_tokens = batch_of(args, kwargs, is_length_first=is_length_first)
         is_known = num_samples is not None or num_tokens is not None
-        given.takes_data |= not is_result(args, kwargs)
+        num_losses = step.num_backwards - step.num_derivatives
+        if not is_result(args, kwargs):
+            given.takes_data, given.fed_at = True, num_losses
+        elif given.fed_at == num_losses:  # a solver's next point: the same samples, worked on further
+            return
         if is_known and step.seen.is_repeated(name, args, kwargs, self._position.micro_batch):
             return
         is_sure = step.traced or not info.may_be_length_first

@@ -193,3 +193,26 @@ def test_an_optimizer_of_another_training_that_was_not_collected_yet_is_not_wait
 
     rank = profile.run.ranks[0]
     assert len(rank.steps) == 3 and rank.traced_step.index == 1
+
+
+def test_derivatives_are_no_micro_batches_and_a_solvers_points_no_samples(tmp_path):
+    """A step of a field with its own slope in it was said to be three micro-batches, of three times the samples."""
+    field = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(field.parameters(), lr=0.1)
+
+    def train():
+        for _ in range(5):
+            for _ in range(2):
+                x = torch.randn(6, 4, requires_grad=True)
+                for _ in range(3):
+                    y = field(x).tanh()
+                    (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+                    x = x + 0.1 * y + 0.1 * slope
+                x.square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    rank = record(tmp_path, train)
+
+    assert [step.num_micro_batches for step in rank.steps] == [2] * 5
+    assert [step.num_samples for step in rank.steps] == [12] * 5
