@@ -178,10 +178,10 @@ def _apply_saved(ledger: Ledger, rows: Iterable[SavedTensor]) -> list[tuple[Save
 
 def _apply_positions(ledger: Ledger, log: LabelLog) -> None:
     """What follows from where in the step a block was born, and how long it lived."""
-    of_states = _made_of_states(ledger, log.calls)
+    no_batch = _made_of_states(ledger, log.calls) | _made_for_autograd(ledger, log.calls)
     for block in ledger.blocks:
         if block.place.phase == "outside" and _alive_at_any(block, log.forward_starts_ns):
-            if block not in of_states:
+            if block not in no_batch:
                 block.categories.add("input")
         elif block.place.phase == "recompute" and _alive_at_any(block, log.recompute_ends_ns):
             block.categories.add("activation")
@@ -197,6 +197,23 @@ def _made_of_states(ledger: Ledger, calls: Iterable[OperatorCall]) -> set[Block]
             if all(each is not None and (each in made or each.categories & _OF_STATES) for each in sources):
                 results = (ledger.at(address, call.end_ns) for address, *_ in call.outputs)
                 made.update(block for block in results if block is not None)
+    return made
+
+
+def _made_for_autograd(ledger: Ledger, calls: Iterable[OperatorCall]) -> set[Block]:
+    """What the script worked out outside any module that autograd goes back through: between the parts of a model that it
+    calls itself (a latent that a decoder is given), these are the model's results, no batch. Before such an operator
+    runs, autograd has made a node, and numbers go up with each."""
+    made: set[Block] = set()
+    last: int | None = None
+    for call in calls:
+        if call.place.phase == "backward":
+            last = None  # it may have made some itself, of what ran again or of a derivative
+        elif call.node is not None:
+            if call.place.phase == "outside" and last is not None and call.node > last:
+                results = (ledger.at(address, call.end_ns) for address, *_ in call.outputs)
+                made.update(block for block in results if block is not None)
+            last = call.node
     return made
 
 

@@ -343,7 +343,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         place = self.here = self.live_place()
         self._in_backward = place.phase == "backward"
         self._log.places.append((time_ns(), place))
-        if place.phase in ("forward", "recompute"):
+        if place.phase != "backward":  # what the script does between modules is of none of them
             self._nodes.mark(place)  # the backward finds its modules by them
 
     def live_place(self) -> Place:

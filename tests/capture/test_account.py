@@ -4,6 +4,7 @@ from types import MappingProxyType
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import memadvisor
 from memadvisor.capture.account import make_account
@@ -266,3 +267,44 @@ def test_weights_that_a_script_keeps_aside_are_no_input(is_batch, tmp_path):
 
     assert [(row.shape, row.category) for row in rows] == [("[40, 50]", "temporary"), ("[40]", "temporary")]
     assert [row.operator for row in inputs] == ["aten::mul"] * is_batch
+
+
+def test_what_is_worked_out_between_parts_is_no_input(tmp_path):
+    """A latent that the script samples and hands to a decoder is a result of the encoder: it was counted as a batch. The
+    next batch is one, whatever nodes the backward before it has made.
+    """
+    encoder, decoder = torch.nn.Linear(6, 4), torch.nn.Linear(2, 6)
+    optimizer = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], lr=0.1)
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(4):
+            for _ in range(2):
+                batch = torch.randn(5, 6)
+                mean, log_scale = checkpoint(encoder, batch, use_reentrant=False).chunk(2, 1)
+                scale = log_scale.exp()
+                latent = mean + scale * torch.randn(5, 2)
+                (decoder(latent) - batch).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    rows = [row for row in prof.run.ranks[0].storages if row.phase == "outside"]
+    categories = [
+        [row.category for row in rows if (row.operator, row.shape) == made]
+        for made in (("aten::randn", "[5, 6]"), ("aten::exp", "[5, 2]"), ("aten::add", "[5, 2]"))
+    ]
+
+    assert categories == [["input"] * 2, ["activation"] * 2, ["activation"] * 2]
+
+
+def test_the_backward_of_what_the_script_works_out_itself_is_of_no_module(tmp_path):
+    """It was said to be of the module that had been called last."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 7), torch.nn.Linear(7, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(4):
+            between = model[0](torch.randn(5, 3)).tanh()
+            model[1](between).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    rows = [row for row in prof.run.ranks[0].operators if row.phase == "backward"]
+
+    assert {row.module for row in rows if row.name == "aten::tanh_backward"} == {""}
+    assert {row.module for row in rows if row.name == "aten::mm"} == {"0", "1"}
