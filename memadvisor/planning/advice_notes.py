@@ -76,7 +76,8 @@ def _unit_notes(plain: CapturedStep) -> Iterator[str]:
         yield (
             "No unit of the model was seen to run by itself, so no plan recomputes any. Where torch.compile or torch.export makes "
             "one graph of them all, there may be plans without it that need far less memory; where the script works on "
-            "parameters without calling the modules that hold them, there is nothing to call again."
+            "parameters without calling the modules that hold them, or calls these by other methods than `forward` (a flow's "
+            "inverse), there is no call that could be repeated."
         )
 
 

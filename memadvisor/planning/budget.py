@@ -26,9 +26,10 @@ def budget_bytes(text: str | None, run: Run) -> int:
     peaks = [rank.traced_step.peak_allocated_bytes for rank in run.ranks if rank.traced_step is not None]
     known = [peak for peak in peaks if peak is not None]
     if not known:
+        option = next((rank.trace_option for rank in run.ranks if rank.trace_option is not None), None)
         raise UsageError(
             f"{text} is a share of the run's peak, which was not recorded: no step of it was traced.",
-            hint="give a size, such as 24GiB.",
+            hint=f"`memadvisor profile {option}` traces one." if option else "give a size, such as 24GiB.",
         )
     budget = max(known) * percent / 100
     if not 1 <= budget < 2**60:

@@ -36,7 +36,9 @@ def test_a_budget_may_be_a_share_of_the_runs_highest_traced_peak(run_path, tmp_p
 
     untraced = write_run(make_run(traced_step=None), tmp_path / "untraced")
     assert main(["advise", str(untraced), "--memory", "60%"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "Hint: `memadvisor profile --trace-step 2` traces one." in said
 
 
 @pytest.mark.parametrize("share", ["0%", "0.0 %", "1e3%", "%", f"{10**30}%"])
