@@ -1,6 +1,9 @@
 """Casts of the script's to float32 of what is float32, which do nothing: from torch's profiler.
 
 They reach no dispatch mode, for torch returns the tensor itself. Under autocast, where it may be bfloat16, they are copies.
+
+The profiler tells them where it records what operators are called with. Under torch.func's transforms it then holds tensors
+that would be freed, up to as many bytes again as a step's peak: such a step is no account of memory.
 """
 
 from __future__ import annotations
@@ -29,15 +32,34 @@ class SeenCast(NamedTuple):
 
 
 def idle_casts(roots: list[Any]) -> list[SeenCast]:
-    """Of what the script itself has called, and no operator; in order of time. Without recursion."""
-    found, pending = [], list(roots)
+    """Of what the script itself has called, and no operator; in order of time."""
+    return sorted(cast for node in _called(roots) if (cast := _idle_cast(node)) is not None)
+
+
+def has_transformed(roots: list[Any]) -> bool:
+    """Whether operators were called with tensors that stand for others, as torch.func's transforms have them: strided ones of
+    some elements, without a storage."""
+    return any(
+        getattr(value, "layout", None) is torch.strided and not value.storage_data_ptr and all(value.sizes)
+        for node in _called(roots)
+        for value in node.extra_fields.inputs
+    )
+
+
+def is_transforming() -> bool:
+    """Whether a transform of torch.func is under way."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _called(roots: list[Any]) -> Iterator[Any]:
+    """The operators that the script itself has called. Without recursion."""
+    pending = list(roots)
     while pending:
         node = pending.pop()
-        if not node.name.startswith(_OPERATORS):
+        if node.name.startswith(_OPERATORS):
+            yield node
+        else:
             pending += node.children
-        elif (cast := _idle_cast(node)) is not None:
-            found.append(cast)
-    return sorted(found)
 
 
 def _idle_cast(node: Any) -> SeenCast | None:

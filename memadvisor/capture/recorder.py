@@ -370,7 +370,7 @@ class Recorder:
             self._close_cpu_account()
 
     def _close_cpu_account(self) -> None:
-        if self._is_over or not self._memory.needs_cpu_account:
+        if self._is_over or (self._tracing.is_over and not self._memory.needs_cpu_account):
             self._gauges.close_cpu_account()
 
     def _known_storages(self, event: int) -> dict[int, LiveStorage]:

@@ -28,7 +28,7 @@ from memadvisor.capture.memory_watch import MemoryWatch
 from memadvisor.capture.module_calls import ModuleCallLog, SeenCall
 from memadvisor.capture.position import Position
 from memadvisor.capture.saved_hooks import SavedTensorHooks
-from memadvisor.capture.tensor_storage import is_on, plain_tensors, storage_address
+from memadvisor.capture.tensor_storage import has_wrapper, is_on, plain_tensors, storage_address
 from memadvisor.capture.truth import AllocatorAccount, is_profiler_free
 
 
@@ -47,6 +47,7 @@ class Trace:
     has_allocator_account: bool
     uncounted: tuple[str, ...] = ()
     idle_casts: Sequence[SeenCast] = ()
+    is_inflated: bool = False  # the profiler held what would have been freed (idle_casts.py)
     nestings: Sequence[tuple[int, int]] = ()  # as `LabelLog` has them
 
 
@@ -67,6 +68,7 @@ class Tracer:
         cpu: CpuAccount | None,
         mark: Callable[[], Mark] | None = None,
         is_long: bool = False,
+        sees_casts: bool = True,
     ) -> None:
         mode = _get_current_dispatch_mode()
         if mode is not None and not isinstance(mode, MemoryWatch):
@@ -76,6 +78,7 @@ class Tracer:
         self._device = device
         self._known = known
         self._is_long = is_long
+        self._sees_casts = sees_casts and self._may_be_cast(known)
         self._cpu = cpu
         self._has_truth = is_profiler_free()
         self.log = LabelLog()
@@ -103,7 +106,7 @@ class Tracer:
             self._start_allocated_bytes = torch.cuda.memory_allocated(self._device)
         if self._has_truth:
             self._truth = AllocatorAccount(
-                self._device, names_operators=not self._is_long, sees_casts=self._has_wide_parameters()
+                self._device, names_operators=not self._is_long, sees_casts=self._sees_casts
             )
             if self._device.type == "cpu":
                 torch.empty(1, dtype=torch.uint8, device="cpu")  # its event carries the allocator's total
@@ -113,11 +116,13 @@ class Tracer:
         self._default_hooks = DefaultHooks(self._hooks.pack, self._hooks.unpack)
         self.mode.note_place()
 
-    def _has_wide_parameters(self) -> bool:
-        """Without any in float32 nothing could be under autocast that is not."""
-        return any(
-            category == "parameter" and tensor.dtype is torch.float32 for tensor, category, _ in self._known()
-        )
+    @staticmethod
+    def _may_be_cast(known: Callable[[], Iterable[Labelled]]) -> bool:
+        """Without parameters in float32 nothing could be under autocast that is not; nor is that predicted where parameters
+        wrap others (DTensors)."""
+        parameters = [tensor for tensor, category, _ in known() if category == "parameter"]
+        is_wide = any(tensor.dtype is torch.float32 for tensor in parameters)
+        return is_wide and not has_wrapper(map(type, parameters))
 
     def yield_profiler(self) -> None:
         """The script starts a profiler of its own: ours gives way, and the step has no truth layer."""
@@ -211,6 +216,7 @@ class Tracer:
             has_allocator_account=self._has_truth,
             uncounted=tuple(sorted(self.log.uncounted)),
             idle_casts=() if truth is None else truth.idle_casts,
+            is_inflated=truth is not None and truth.is_inflated,
             nestings=self.log.nestings,
         )
 

@@ -13,6 +13,7 @@ from memadvisor.capture.allocator_snapshot import take_snapshot
 from memadvisor.capture.census import Labelled, what_is_elsewhere
 from memadvisor.capture.collective_call import Mark
 from memadvisor.capture.cpu_account import CpuAccount
+from memadvisor.capture.idle_casts import is_transforming
 from memadvisor.capture.models import Models
 from memadvisor.capture.module_info import ModuleInfo
 from memadvisor.capture.position import Position
@@ -56,6 +57,7 @@ class Tracing:
         self._note = note
         self._has_started = False
         self._num_cut = 0
+        self._sees_casts = True
         self._script_profiles = False
         self._last_node: int | None = None  # autograd's, that this thread had made when the last step ended
         self._num_nodes = 0  # in that step, as far as is known
@@ -84,6 +86,7 @@ class Tracing:
 
     def enter_module(self, info: ModuleInfo, module: torch.nn.Module, args: Any) -> None:
         if self.tracer is None:
+            self._sees_casts &= self._has_started or not (info.is_root and is_transforming())
             return
         self.length_first.see_layer(module, args)
         position = self._position
@@ -105,6 +108,11 @@ class Tracing:
         self.tracer.note_place()
         if was_recompute and self._position.phase == "backward":
             self.tracer.log.recompute_ends_ns.append(time.time_ns())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no further step will be traced."""
+        return self._has_started and self.tracer is None
 
     def is_next(self, step: int) -> bool:
         """Asked where a step ends: whether `step`, the next one, is to be traced.
@@ -130,6 +138,7 @@ class Tracing:
                 cpu=cpu,
                 mark=mark,
                 is_long=self._num_nodes > _NODES_OF_LONG_STEP,
+                sees_casts=self._sees_casts,
             )
         except RuntimeError as error:
             why = _IN_FUNC if "torch.func" in str(error) else error
@@ -154,6 +163,9 @@ class Tracing:
             self._give_up(tracer)
             return None
         trace = tracer.finish()
+        if trace.is_inflated:  # the next step is traced without
+            self._has_started = self._sees_casts = self.has_trace = False
+            return None
         if (elsewhere := what_is_elsewhere(models, device)) is not None:
             self._note("warning", elsewhere)
         snapshot = take_snapshot(device, step, nvml)

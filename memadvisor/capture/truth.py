@@ -22,7 +22,7 @@ from torch._C._profiler import (
     _ExperimentalConfig,
 )
 
-from memadvisor.capture.idle_casts import SeenCast, idle_casts
+from memadvisor.capture.idle_casts import SeenCast, has_transformed, idle_casts
 
 _survives_fork: list[bool] = []
 _QUIET = "KINETO_LOG_LEVEL"
@@ -73,6 +73,7 @@ class AllocatorAccount:
         self._names_operators = names_operators
         self._sees_casts = sees_casts and names_operators
         self.idle_casts: list[SeenCast] = []
+        self.is_inflated = False  # by what the profiler held, to see casts
         self._span: Any = None
         scopes: set[RecordScope] = set()  # all of them
         if not names_operators:
@@ -108,7 +109,7 @@ class AllocatorAccount:
             torch.ops.profiler._record_function_exit._RecordFunction(self._span)
         device, roots = self._device, _outermost(result.experimental_event_tree())
         if self._sees_casts:
-            self.idle_casts = idle_casts(roots)
+            self.idle_casts, self.is_inflated = idle_casts(roots), has_transformed(roots)
         of_memory = _memory_nodes if self._names_operators else _nameless_memory_nodes
         events = [
             AllocatorEvent(
