@@ -61,11 +61,15 @@ def parts_text(plan: Plan) -> str:
     """`mlp.act to mlp.proj of blocks.0 to 2; mlp of blocks.3`: parts of units that run again by themselves."""
     units: dict[str, list[str]] = {}
     for unit in plan.units:
-        inside = [[name.removeprefix(f"{unit.name}.") for name in part] for part in unit.parts]
-        words = ", ".join(" to ".join(dict.fromkeys((part[0], part[-1]))) for part in inside)
-        if words:
+        if words := unit_parts_text(unit):
             units.setdefault(words, []).append(unit.name or "(model)")
     return "; ".join(f"{words} of {unit_ranges(names)}" for words, names in units.items())
+
+
+def unit_parts_text(unit: UnitPlan) -> str:
+    """`ln_2, mlp.act to mlp.proj`, by their names inside the unit."""
+    inside = [[name.removeprefix(f"{unit.name}.") for name in part] for part in unit.parts]
+    return ", ".join(" to ".join(dict.fromkeys((part[0], part[-1]))) for part in inside)
 
 
 def ranks_text(plan: Plan) -> str:

@@ -12,7 +12,7 @@ from memadvisor.analyzers.comparison import Compared, Comparison
 from memadvisor.compression import compression_text
 from memadvisor.local_sgd import local_sgd_text
 from memadvisor.plan import Plan
-from memadvisor.plan_words import ranks_text
+from memadvisor.plan_words import ranks_text, unit_parts_text
 from memadvisor.planning.reasons import stages_text
 from memadvisor.precision import precision_text
 from memadvisor.tui.drawing import CATEGORY_COLORS
@@ -80,6 +80,7 @@ def _summary(plan: Plan, found: Comparison | None) -> list[Text]:
             f"; {len(plan.recomputed_units)} of {counted(len(plan.units), 'unit')} recomputed"
             if plan.units
             else "",
+            f", {len(plan.parted_units)} in parts" if plan.parted_units else "",
         ),
         paragraph((plan.why, "dim")),
     ]
@@ -138,13 +139,16 @@ def _compared_row(name: str, figure: Compared, *, in_seconds: bool) -> Row:
 
 def _unit_row(position: int, plan: Plan) -> Row:
     unit = plan.units[position]
-    is_again = unit.name in plan.recomputed_units
+    is_again, parts = unit.name in plan.recomputed_units, unit_parts_text(unit)
     stage = number(f"{unit.zero_stage}{' kept' if unit.is_kept else ''}")
     return Row(
         key=str(position),
         cells=(
             words(unit.name or "(model)"),
-            words("recomputed" if is_again else "kept", "#f2c14e" if is_again else ""),
+            words(
+                ("recomputed" if is_again else "kept") + (f"; again by themselves: {parts}" if parts else ""),
+                "#f2c14e" if is_again or parts else "",
+            ),
             words(unit.elsewhere or "-", "" if unit.elsewhere else "dim"),
             *((stage,) if plan.num_ranks > 1 else ()),
         ),

@@ -62,6 +62,7 @@ def _plan_to_json(order: int | None, ranked: RankedPlan) -> dict[str, Any]:
         "p_oom": None,
         "zero_stage": plan.zero_stage,
         "recompute": list(plan.recomputed_units),
+        "parts": {unit.name: [list(part) for part in unit.parts] for unit in plan.units if unit.parts},
         "stretches": [list(stretch) for stretch in plan.stretches],
         "offload": {
             "parameters": {u.name: u.parameter_tier for u in plan.units if u.parameter_tier != "device"},
