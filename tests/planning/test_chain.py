@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memadvisor.planning.chain_states import State, undominated
+from memadvisor.planning.chain import State, undominated
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1))
