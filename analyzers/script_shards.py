@@ -175,7 +175,10 @@ def _in_backward(rank: RankRun, step: Step, operation: str) -> list[Collective]:
 
 def _of_step(rank: RankRun, step: Step) -> list[Collective]:
     """FSDP2's own: a script may sum over ranks itself, but does so outside the backward or in another group's size."""
-    sums = {(group.num_replicas, size) for group in rank.shard_groups for size in _sum_bytes(rank, step)}
+    sizes = _sum_bytes(rank, step)
+    sums = {
+        (number, size) for number in {group.num_replicas for group in rank.shard_groups} for size in sizes
+    }
     return [
         row
         for row in rank.collectives

@@ -31,17 +31,17 @@ class SeenCast(NamedTuple):
     like: int
 
 
-def idle_casts(roots: list[Any]) -> list[SeenCast]:
-    """Of what the script itself has called, and no operator; in order of time."""
-    return sorted(cast for node in _called(roots) if (cast := _idle_cast(node)) is not None)
+def idle_casts(called: list[Any]) -> list[SeenCast]:
+    """In order of time."""
+    return sorted(cast for node in called if (cast := _idle_cast(node)) is not None)
 
 
-def has_transformed(roots: list[Any]) -> bool:
+def has_transformed(called: list[Any]) -> bool:
     """Whether operators were called with tensors that stand for others, as torch.func's transforms have them: strided ones of
     some elements, without a storage."""
     return any(
         getattr(value, "layout", None) is torch.strided and not value.storage_data_ptr and all(value.sizes)
-        for node in _called(roots)
+        for node in called
         for value in node.extra_fields.inputs
     )
 
@@ -51,15 +51,16 @@ def is_transforming() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def _called(roots: list[Any]) -> Iterator[Any]:
-    """The operators that the script itself has called. Without recursion."""
-    pending = list(roots)
+def called_by_script(roots: list[Any]) -> list[Any]:
+    """The operators that the script itself has called, and no operator. Without recursion."""
+    found, pending = [], list(roots)
     while pending:
         node = pending.pop()
         if node.name.startswith(_OPERATORS):
-            yield node
+            found.append(node)
         else:
             pending += node.children
+    return found
 
 
 def _idle_cast(node: Any) -> SeenCast | None:

@@ -86,7 +86,8 @@ class Tracing:
 
     def enter_module(self, info: ModuleInfo, module: torch.nn.Module, args: Any) -> None:
         if self.tracer is None:
-            self._sees_casts &= self._has_started or not (info.is_root and is_transforming())
+            if info.is_root and not self._has_started and is_transforming():
+                self._sees_casts = False
             return
         self.length_first.see_layer(module, args)
         position = self._position

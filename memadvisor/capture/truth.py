@@ -22,7 +22,7 @@ from torch._C._profiler import (
     _ExperimentalConfig,
 )
 
-from memadvisor.capture.idle_casts import SeenCast, has_transformed, idle_casts
+from memadvisor.capture.idle_casts import SeenCast, called_by_script, has_transformed, idle_casts
 
 _survives_fork: list[bool] = []
 _QUIET = "KINETO_LOG_LEVEL"
@@ -109,7 +109,8 @@ class AllocatorAccount:
             torch.ops.profiler._record_function_exit._RecordFunction(self._span)
         device, roots = self._device, _outermost(result.experimental_event_tree())
         if self._sees_casts:
-            self.idle_casts, self.is_inflated = idle_casts(roots), has_transformed(roots)
+            called = called_by_script(roots)
+            self.idle_casts, self.is_inflated = idle_casts(called), has_transformed(called)
         of_memory = _memory_nodes if self._names_operators else _nameless_memory_nodes
         events = [
             AllocatorEvent(

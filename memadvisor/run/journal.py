@@ -52,6 +52,10 @@ def table_columns(row_type: type) -> list[tuple[str, str]]:
     return [(field.name, _column_kind(hints[field.name])) for field in dataclasses.fields(row_type)]
 
 
+def _blocks(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    return (rows[first : first + _ROWS_PER_FRAME] for first in range(0, len(rows), _ROWS_PER_FRAME))
+
+
 class JournalWriter:
     """Appends rows and documents to one file, which belongs to the process that opened it."""
 
@@ -83,16 +87,13 @@ class JournalWriter:
 
     def write_rows(self, table: str, rows: Sequence[Any]) -> None:
         """Append rows of one table, in frames of at most 10,000."""
-        for first in range(0, len(rows), _ROWS_PER_FRAME):
-            block = rows[first : first + _ROWS_PER_FRAME]
-            self._write_columns(
-                table, (map(attrgetter(name), block) for name, _ in self._columns[table]), len(block)
-            )
+        for block in _blocks(rows):
+            columns = (map(attrgetter(name), block) for name, _ in self._columns[table])
+            self._write_columns(table, columns, len(block))
 
     def write_tuples(self, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
         """`write_rows` of what many steps have several of: the values of each row's fields, in their order."""
-        for first in range(0, len(rows), _ROWS_PER_FRAME):
-            block = rows[first : first + _ROWS_PER_FRAME]
+        for block in _blocks(rows):
             self._write_columns(table, zip(*block, strict=True), len(block))
 
     def _write_columns(self, table: str, columns: Iterable[Iterable[Any]], num_rows: int) -> None:
