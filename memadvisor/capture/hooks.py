@@ -27,6 +27,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from memadvisor.capture.compiled import never_compiled, never_compiled_itself
 from memadvisor.capture.data_waits import DataWaits
 from memadvisor.capture.loader_hooks import tell_of_loaders
+from memadvisor.capture.open_spans import see_backward_end
 from memadvisor.capture.optimizer_hooks import tell_of_updates
 from memadvisor.capture.position import Position
 from memadvisor.capture.training_thread import OTHERS, TrainingThread
@@ -263,6 +264,7 @@ class Hooks:
                 raise
             finally:
                 leave()
+                see_backward_end()
                 self._await_first_call()
 
         self._replace(torch.autograd, "_engine_run_backward", never_compiled_itself(run_backward))

@@ -15,7 +15,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import torch
 
@@ -179,22 +179,28 @@ class OutOfMemoryLog:
         except Exception as error:
             self._teller.fail(error)
 
-    def is_news(self, error: BaseException | None) -> bool:
+    def is_news(self, error: BaseException | None) -> TypeGuard[BaseException]:
         """Whether this is a failure for want of memory, met for the first time."""
         if error is None or not is_out_of_memory(error) or id(error) == self._last_error:
             return False
         self._last_error = id(error)
         return True
 
+    def meet_again(self, error: BaseException) -> None:
+        """Further out more can be told of the failure; what memory was here is kept until then."""
+        self._last_error = 0
+        if self._pending is None:
+            self._pending = (self._failed(error), None)
+
+    def _failed(self, error: BaseException) -> OutOfMemory:
+        return replace(self._now(self._basis()), requested_bytes=bytes_asked_for(error))
+
     def see(self, error: BaseException, place: Place | None, storages: list[Storage] | None) -> None:
         """`place` is what the traceback tells; `storages` are those of the step that was being traced."""
         pending, self._pending = self._pending, None
         if REFUSED in str(error):  # the watch's own, which has been written
             return
-        event, rows = pending or (
-            replace(self._now(self._basis()), requested_bytes=bytes_asked_for(error)),
-            None,
-        )
+        event, rows = pending or (self._failed(error), None)
         if place is not None and event.phase == "outside":  # the hooks have let it pass, or never listened
             event = replace(event, phase=place.phase, module=place.module, unit=place.unit)
         if rows is None and storages is not None and self._watch is None:

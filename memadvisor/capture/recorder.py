@@ -207,8 +207,9 @@ class Recorder:
         """An exception of the script passes by; want of memory is recorded, and where the training stood."""
         if self._is_over or os.getpid() != self._pid or not self._memory.is_news(error):
             return
-        assert error is not None
         try:
+            if self._tracing.must_wait():
+                return self._memory.meet_again(error)
             was_tracing, storages = self.is_tracing, self._tracing.cut()
             if was_tracing and self._spans is not None:
                 self._spans.step.traced, self._spans.step.is_disturbed = False, True
@@ -363,10 +364,8 @@ class Recorder:
             self._end_step(spans.mark())
 
     def _start_trace(self) -> None:
-        gauges = self._gauges
-        if not self._tracing.start(
-            gauges.device, gauges.device_account, self._spans.mark if self._spans else None
-        ):
+        gauges, mark = self._gauges, self._spans.mark if self._spans is not None else None
+        if not self._tracing.start(gauges.device, gauges.device_account, mark):
             self._close_cpu_account()
 
     def _close_cpu_account(self) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch._C import _current_graph_task_id
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from memadvisor.capture.account import Account, make_account
@@ -26,6 +25,7 @@ from memadvisor.capture.ledger import Resident
 from memadvisor.capture.meeting_gradients import as_added_in_place
 from memadvisor.capture.memory_watch import MemoryWatch
 from memadvisor.capture.module_calls import ModuleCallLog, SeenCall
+from memadvisor.capture.open_spans import is_inside_operator, when_backward_is_over
 from memadvisor.capture.position import Position
 from memadvisor.capture.saved_hooks import SavedTensorHooks
 from memadvisor.capture.tensor_storage import has_wrapper, is_on, plain_tensors, storage_address
@@ -93,6 +93,7 @@ class Tracer:
         self._residents: list[Resident] = residents(known(), device, cpu, self._given)
         self._start_allocated_bytes: int | None = None
         self.offset_ns = monotonic_less_wall_ns()
+        self._end_ns: int | None = None  # where it is held
         self._default_hooks: DefaultHooks | None = None
         self._truth: AllocatorAccount | None = None  # while it records
         try:
@@ -129,7 +130,7 @@ class Tracer:
         self._has_truth = False
         truth, self._truth = self._truth, None
         if truth is not None:
-            truth.stop()
+            truth.disable()
 
     @property
     def is_full(self) -> bool:
@@ -140,9 +141,8 @@ class Tracer:
         """A module was entered or left, or the phase changed. A trace that is full ends here."""
         if not self.mode.is_full:
             self.mode.note_place()
-        # The profiler is that thread's, and autograd's engine would put it back at its end. It is not begun anew in this
-        # step: what runs now began under it, and would write its end where it no longer is.
-        elif threading.get_ident() == self._thread and _current_graph_task_id() == -1:
+        # The profiler is that thread's, and autograd's engine would put it back at its end.
+        elif threading.get_ident() == self._thread and not is_inside_operator():
             self.yield_profiler()
             for log in (
                 self.log.flat,
@@ -166,6 +166,20 @@ class Tracer:
         """Whether our mode is on top; a script that opened one of its own must close it first."""
         return _get_current_dispatch_mode() is self.mode
 
+    def hold(self) -> None:
+        """The step ends here, and can be finished only where what runs now has ended."""
+        self._end_ns = self._end_ns or time.time_ns()
+        self.mode.is_active = False
+
+    @property
+    def is_held(self) -> bool:
+        return self._end_ns is not None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the step has been seen to its end, here."""
+        return self.can_finish() and not (self.is_full or self.is_held or is_inside_operator())
+
     def finish(self) -> Trace:
         """The step's trace. Whatever fails on the way, both layers are off afterwards."""
         try:
@@ -175,7 +189,7 @@ class Tracer:
             raise
 
     def _finish(self) -> Trace:
-        end_ns = time.time_ns()
+        end_ns = self._end_ns or time.time_ns()
         final = [
             Named(end_ns, storage_address(plain), category, unit)
             for tensor, category, unit in self._known()
@@ -225,6 +239,10 @@ class Tracer:
 
     def abandon(self) -> None:
         """Switch everything off and forget the step."""
+        self.mode.is_active = False
+        when_backward_is_over(self._abandon)
+
+    def _abandon(self) -> None:
         self._stop_labels()
         try:
             self.yield_profiler()

@@ -16,6 +16,7 @@ from memadvisor.capture.cpu_account import CpuAccount
 from memadvisor.capture.idle_casts import is_transforming
 from memadvisor.capture.models import Models
 from memadvisor.capture.module_info import ModuleInfo
+from memadvisor.capture.open_spans import is_inside_operator
 from memadvisor.capture.position import Position
 from memadvisor.capture.samples import LengthFirst
 from memadvisor.capture.tracer import Tracer
@@ -159,7 +160,7 @@ class Tracing:
     ) -> Peaks | None:
         """Write the trace; returns the step's own peaks, None where it could not be finished."""
         tracer = self._take()
-        self.has_trace = tracer is not None and tracer.can_finish() and not tracer.is_full
+        self.has_trace = tracer is not None and tracer.is_whole
         if tracer is None or not self.has_trace:
             self._give_up(tracer)
             return None
@@ -179,6 +180,13 @@ class Tracing:
             self._note("warning", "The allocator's total is not known in this process; no peak is recorded.")
             return None
         return account.peak_allocated_bytes, account.peak_reserved_bytes
+
+    def must_wait(self) -> bool:
+        """Whether a traced step that ends here can be finished only further out."""
+        if self.tracer is None or not is_inside_operator():
+            return False
+        self.tracer.hold()
+        return True
 
     def cut(self) -> list[Storage] | None:
         """The traced step ran out of memory: what it knows of the storages. A later step is traced instead."""
@@ -238,7 +246,9 @@ class Tracing:
         why, less = _IN_A_MODE, ""
         if tracer is not None:
             tracer.abandon()
-            if tracer.is_full:
+            if tracer.is_held:
+                why = "ran out of memory"
+            elif tracer.is_full:
                 why = f"had too many operators to remember, more than {tracer.mode.most_operators:,}"
                 less = " A shorter step may be traced: fewer micro-batches, a shorter sequence, fewer calls of a closure."
         self._note("warning", f"The traced step {why}; it is left out, and peaks are not known.{less}")

@@ -20,14 +20,19 @@ from torch._C._profiler import (
     ProfilerState,
     RecordScope,
     _ExperimentalConfig,
+    _RecordFunctionFast,
 )
+from torch.autograd.profiler import record_function
 
 from memadvisor.capture.idle_casts import SeenCast, called_by_script, has_transformed, idle_casts
+from memadvisor.capture.open_spans import end_script_spans
 
 _survives_fork: list[bool] = []
 _QUIET = "KINETO_LOG_LEVEL"
 _BACKWARD_OF = "autograd::engine::evaluate_function: "
 _NODES = {RecordScope.BACKWARD_FUNCTION}
+# All but what Python code opens and closes, which may be open where recording ends (open_spans.py).
+_OPERATORS = {scope for name, scope in RecordScope.__members__.items() if name != "USER_SCOPE"}
 _STEP = "memadvisor: traced step"
 _ADD, _MODE = "aten::add", "PythonDispatchMode"
 _PRIMITIVES = {
@@ -75,9 +80,10 @@ class AllocatorAccount:
         self.idle_casts: list[SeenCast] = []
         self.is_inflated = False  # by what the profiler held, to see casts
         self._span: Any = None
-        scopes: set[RecordScope] = set()  # all of them
-        if not names_operators:
-            scopes = _NODES if device.type == "cpu" else _NODES | {RecordScope.USER_SCOPE}
+        self._has_script_spans = not names_operators and device.type != "cpu"
+        scopes = _OPERATORS if names_operators else _NODES
+        if self._has_script_spans:
+            scopes = scopes | {RecordScope.USER_SCOPE}
         config = _config(self._sees_casts)
         if not _survives_fork:
             _survives_fork.append(True)
@@ -96,7 +102,9 @@ class AllocatorAccount:
                 os.environ[_QUIET] = quiet_before
         if device.type != "cpu":
             # torch's tree leaves out what is on a device and in no span of the host's: all that Python frees.
-            self._span = torch.ops.profiler._record_function_enter_new(_STEP, None)
+            span = record_function(_STEP) if self._has_script_spans else _RecordFunctionFast(_STEP)
+            span.__enter__()
+            self._span = span
 
     def stop(self, *, has_totals: bool = True) -> list[AllocatorEvent]:
         """End recording; the events of the device, in order of time.
@@ -104,9 +112,7 @@ class AllocatorAccount:
         Memory shared with other processes is reported too, but is not the allocator's: its events carry a
         total of 0, which tells them from the others where the allocator has totals (`has_totals`).
         """
-        result = autograd._disable_profiler()  # type: ignore[attr-defined]
-        if self._span is not None:
-            torch.ops.profiler._record_function_exit._RecordFunction(self._span)
+        result = self.disable()
         device, roots = self._device, _outermost(result.experimental_event_tree())
         if self._sees_casts:
             called = called_by_script(roots)
@@ -128,6 +134,14 @@ class AllocatorAccount:
             and (fields.total_allocated or not has_totals)
         ]
         return sorted(events, key=lambda event: event.time_ns)
+
+    def disable(self) -> Any:
+        """The same, and make nothing of it."""
+        if self._has_script_spans:
+            end_script_spans()
+        if self._span is not None:
+            self._span.__exit__(None, None, None)
+        return autograd._disable_profiler()  # type: ignore[attr-defined]
 
 
 def _leave_without_native_handlers() -> None:

@@ -1,0 +1,68 @@
+"""Where torch's profiler may be stopped.
+
+What is under way when it stops writes its end all the same, 16 bytes, to where its event was: memory that is somebody
+else's by then. Such are spans that Python code opens and closes (torch's own round `Optimizer.step`, in which a step
+ends, and the script's), nodes of autograd's with hooks in them, and functions whose forwards are Python's.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch._C import _current_graph_task_id
+from torch.autograd.function import Function
+from torch.autograd.profiler import record_function
+
+_OPERATOR_IN_PYTHON = "__torch_dispatch__"
+_APPLY: CodeType = Function.apply.__func__.__code__  # type: ignore[attr-defined]
+
+
+def is_inside_operator() -> bool:
+    """Whether what runs in this thread was called by autograd's engine, by a function of the script's or by an operator."""
+    if _is_in_backward():
+        return True
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _APPLY or frame.f_code.co_name == _OPERATOR_IN_PYTHON:
+            return True
+        frame = frame.f_back
+    return False
+
+
+_waiting: list[Callable[[], None]] = []
+
+
+def when_backward_is_over(call: Callable[[], None]) -> None:
+    """Make `call` at once, or, where autograd's engine is at work in this thread, when `see_backward_end` is told.
+
+    What the engine has taken over of a thread's state, its dispatch modes too, it puts back behind each node."""
+    if _is_in_backward():
+        _waiting.append(call)
+    else:
+        call()
+
+
+def see_backward_end() -> None:
+    """A backward has ended, maybe inside another."""
+    while _waiting and not _is_in_backward():
+        _waiting.pop()()
+
+
+def _is_in_backward() -> bool:
+    return bool(_current_graph_task_id() != -1)
+
+
+def end_script_spans() -> None:
+    """End what Python code has opened; where it is closed in its time, nothing happens any more."""
+    for each in gc.get_objects():
+        if type(each) is record_function and (span := _of(each)) is not None:
+            torch.ops.profiler._record_function_exit._RecordFunction(span)
+
+
+def _of(opened: record_function) -> Any:
+    return getattr(opened, "record", None)
