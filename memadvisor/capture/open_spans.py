@@ -19,19 +19,31 @@ from torch.autograd.function import Function
 from torch.autograd.profiler import record_function
 
 _OPERATOR_IN_PYTHON = "__torch_dispatch__"
-_APPLY: CodeType = Function.apply.__func__.__code__  # type: ignore[attr-defined]
 
 
 def is_inside_operator() -> bool:
     """Whether what runs in this thread was called by autograd's engine, by a function of the script's or by an operator."""
     if _is_in_backward():
         return True
+    forwards = _forwards_of_functions()
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code is _APPLY or frame.f_code.co_name == _OPERATOR_IN_PYTHON:
+        if frame.f_code in forwards or frame.f_code.co_name == _OPERATOR_IN_PYTHON:
             return True
         frame = frame.f_back
     return False
+
+
+def _forwards_of_functions() -> set[CodeType]:
+    found: set[CodeType] = set()
+    pending: list[type] = [Function]
+    while pending:
+        kind = pending.pop()
+        pending += kind.__subclasses__()
+        code = getattr(getattr(kind, "forward", None), "__code__", None)
+        if code is not None:
+            found.add(code)
+    return found
 
 
 _waiting: list[Callable[[], None]] = []
