@@ -298,6 +298,7 @@ class Recorder:
         if self._tracing.first_step == 0:
             self._start_trace()
             self._spans.step.traced = self.is_tracing
+            self._spans.change_clock(traced=self.is_tracing)
         return self._spans
 
     def _end_step_late(self, end: float | DeviceMark) -> None:
@@ -349,7 +350,7 @@ class Recorder:
         if self._tracing.is_next(step.index + 1):
             self._start_trace()
         # Starting and writing a trace is no part of the next step.
-        resume = self._spans.mark() if was_traced or self.is_tracing else end
+        resume = self._spans.change_clock(traced=self.is_tracing) if was_traced or self.is_tracing else end
         self._spans.begin(step.index + 1, resume, traced=self.is_tracing)
         if not self._spans.has_unit_spans and self._position.may_be_unseen and not has_compiled():
             self._spans.be_thin()
@@ -364,7 +365,7 @@ class Recorder:
             self._end_step(spans.mark())
 
     def _start_trace(self) -> None:
-        gauges, mark = self._gauges, self._spans.mark if self._spans is not None else None
+        gauges, mark = self._gauges, self._spans.device_mark if self._spans is not None else None
         if not self._tracing.start(gauges.device, gauges.device_account, mark):
             self._close_cpu_account()
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from memadvisor.capture.clock import DeviceMark
+from memadvisor.capture.clock import DeviceMark, HostClock
 from memadvisor.capture.compiled import never_compiled
 from memadvisor.capture.listening import Listening
 from memadvisor.capture.module_info import ModuleInfo
@@ -105,7 +105,7 @@ class SpanLog:
         self, position: Position, mark: Callable[[], _Mark], on_unit_backward: Callable[[str], None]
     ) -> None:
         self.step = OpenStep(index=0, start=mark())
-        self.mark = mark
+        self.mark = self.device_mark = mark
         self.on_first_batch: Callable[[int], bool] | None = None
         self.has_gradients: Callable[[str | None], bool] | None = None  # of a module's model, or of any
         self.length_first = LengthFirst()
@@ -139,6 +139,12 @@ class SpanLog:
         self.has_unit_spans = traced or self._listening.wants(index)
         self.step = OpenStep(index=index, start=start, traced=traced)
         self._units.clear()
+
+    def change_clock(self, *, traced: bool) -> _Mark:
+        """Now, as it is told from here on. In a traced step, whose length tells nothing, that is by the host: when memory is
+        asked for and given back is known on the host alone, which on a GPU may be ahead of the kernels by all of a step."""
+        self.mark = HostClock.mark if traced else self.device_mark
+        return self.mark()
 
     def note_update(self) -> None:
         """An update has ended which the step may turn out to have ended with."""

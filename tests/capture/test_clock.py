@@ -1,9 +1,12 @@
 """The monotonic clock against the wall's, and marks on a device's stream (a fake one here)."""
 
+import time
+
 import pytest
 import torch
 
-from memadvisor.capture import clock
+import memadvisor
+from memadvisor.capture import clock, recorder
 
 
 @pytest.mark.parametrize("late", [0, 1, 2])
@@ -78,3 +81,36 @@ def test_a_mark_is_on_the_stream_that_is_current_then(device_clock):
     marks.append(device_clock.mark())
 
     assert [mark._event.stream for mark in marks] == ["stream 7", "stream 8"]
+
+
+class Late:
+    """The clock of a device that is an hour behind the host."""
+
+    late_s = 3600.0
+
+    def mark(self):
+        return time.monotonic() + self.late_s
+
+
+@pytest.mark.parametrize("trace_step", [0, 2])
+def test_a_traced_step_is_told_by_the_host_as_its_memory_is(tmp_path, monkeypatch, trace_step):
+    """What a unit's forward makes is born inside it, however far behind the device is; other steps are the device's."""
+    monkeypatch.setattr(recorder, "clock_for", lambda device: Late())
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+    optimizer = torch.optim.AdamW(model.parameters())
+    with memadvisor.profile(tmp_path / "run", trace_step=trace_step) as prof:
+        for _ in range(6):
+            model(torch.ones(4, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    rank = prof.run.ranks[0]
+    step = rank.traced_step
+    assert step is not None and [each.index for each in rank.steps] == [*range(6)]
+
+    forwards = {s.unit: s for s in rank.spans if s.step == step.index and s.kind == "unit_forward"}
+    made = [row for row in rank.storages if row.phase == "forward" and row.unit in forwards]
+    assert {row.unit for row in made} == {"0", "2"}
+    assert all(forwards[row.unit].start_s <= row.birth_s <= forwards[row.unit].end_s for row in made)
+    now_s = time.monotonic()
+    for other in (each for each in rank.steps if each.index > max(1, trace_step + 1)):
+        assert other.start_s > now_s + Late.late_s / 2 and 0 < other.duration_s < 60
