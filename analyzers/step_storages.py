@@ -72,6 +72,7 @@ def step_storages(
                 accumulated=(
                     None if row.accumulated_s is None else place_at(passes.pieces, row.accumulated_s)
                 ),
+                number=number,
             )
         )
     return (*storages, *_unexplained(rank, step, len(passes.pieces)))

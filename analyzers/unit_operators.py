@@ -15,10 +15,10 @@ from statistics import median
 from typing import Protocol
 
 from memadvisor.analyzers.placement import Passes, Placed
+from memadvisor.analyzers.time_shares import TimeShares
 from memadvisor.cost.kept import Event, ForwardOperators, KeepableOperator, KeepableStorage, cut
 from memadvisor.cost.rounded_activations import Timed
 from memadvisor.cost.step import STATES, Bytes
-from memadvisor.hardware.load import named_hardware
 from memadvisor.operator_calls import UNCOUNTED
 from memadvisor.run.records import Operator
 from memadvisor.run.run import RankRun
@@ -217,13 +217,13 @@ def timed_operators(
     but no more in all than the forward takes.
 
     On CPU the forward is shared out by what its operators took in the traced step, and `_BESIDE_S` for what Python
-    and autograd do beside each of them, which a run again does too. What an accelerator's operators take is not
-    known from the traced step: the forward is shared out by the least time that the hardware's roofs allow each of
-    them (analyzers/roofline.py), and none may be kept where those are not known.
+    and autograd do beside each of them, which a run again does too. On an accelerator none may be kept where its roofs
+    are not known (time_shares.py).
     """
     scaled: dict[int, list[float]] = {}
+    shares = TimeShares(rank)
     for position in found:
-        own = _seconds(rank, forwards[position], durations[position])
+        own = _seconds(rank, shares, forwards[position], durations[position])
         if own is not None:
             scaled[position] = own
     classes: dict[object, list[int]] = defaultdict(list)
@@ -244,33 +244,14 @@ def timed_operators(
     return typical
 
 
-def _seconds(rank: RankRun, forward: Forward, duration_s: float) -> list[float] | None:
+def _seconds(rank: RankRun, shares: TimeShares, forward: Forward, duration_s: float) -> list[float] | None:
     """Seconds of each group; None where nothing is known."""
-    if rank.process.device == "cpu":
-        taken = {id(row): row.end_s - row.start_s for row in forward.rows}
-    else:
-        least = _least_seconds(rank, forward)
-        if least is None:
-            return None
-        taken = least
+    taken = shares.of(forward.rows)
+    if taken is None:
+        return None
     scale = duration_s / max(sum(taken.values()) + _beside_s(rank, forward), 1e-12)
     return [scale * sum(taken[id(row)] for row in group.rows) for group in forward.groups]
 
 
 def _beside_s(rank: RankRun, forward: Forward) -> float:
     return _BESIDE_S * len(forward.rows) if rank.process.device == "cpu" else 0.0
-
-
-def _least_seconds(rank: RankRun, forward: Forward) -> dict[int, float] | None:
-    hardware = named_hardware(rank.process.device_name)
-    bandwidth = None if hardware is None else hardware.memory_bandwidth_bytes_per_s
-    if hardware is None or not bandwidth or not hardware.peak_flops_per_s:
-        return None
-    peaks = hardware.peak_flops_per_s
-    peak = peaks.get("bfloat16") or peaks.get("float16") or max(peaks.values())
-    found = {}
-    for row in forward.rows:
-        if row.read_bytes is None or row.written_bytes is None:
-            return None
-        found[id(row)] = max(row.executed_flops / peak, (row.read_bytes + row.written_bytes) / bandwidth)
-    return found

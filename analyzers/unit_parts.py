@@ -12,32 +12,25 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
 
 from memadvisor.analyzers.changed_buffers import Copies
 from memadvisor.analyzers.placement import Passes, Placed, Stretch
+from memadvisor.analyzers.time_shares import TimeShares
+from memadvisor.analyzers.unit_calls import UnitCall, all_inside, calls_of_units, runs_of, spans_of
 from memadvisor.cost.parts import Change, Modules, Part, PartedOptions, PartedPass, PartStorage, highest
 from memadvisor.cost.second_run import RNG_STATE_BYTES, SecondRun, SecondRunCost
 from memadvisor.cost.step import STATES
-from memadvisor.run.records import ModuleCall, Operator, Saved
+from memadvisor.run.records import Operator, Saved
 from memadvisor.run.run import RankRun
 
 _MAX_PARTS = 4
 _MAX_SINGLES = 4  # options of one part
 _LEAST_GAIN = 0.02  # of the highest instant, or of what the unit's second run sets free
 _MAX_SPARING = 5
-_MAX_SIBLINGS = 16  # of longer runs, single modules alone
 _SHORTEST_S = 1e-9
-
-
-@dataclass(slots=True)
-class _Call:
-    row: ModuleCall
-    inputs: frozenset[int]  # storages
-    changes_input: bool
-    inside: list[_Call] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +45,13 @@ class _Trace:
     def __init__(self, rank: RankRun, passes: Passes, placed: Sequence[Placed], freed: Set[int]) -> None:
         self.passes = passes
         self.freed = freed
-        self.calls = _calls(rank)
+        self.calls = calls_of_units(rank)
         self._copies = Copies(rank)
         self._saved = sorted(rank.saved, key=lambda row: row.saved_s)
         self.random_state_bytes = RNG_STATE_BYTES if rank.process.device == "cpu" else 0
         operators = (op for op in rank.operators if op.phase == "forward")
         self._operators = sorted(operators, key=lambda op: op.start_s)
+        self.time_shares = TimeShares(rank)
         self._starts = [operator.start_s for operator in self._operators]
         self.by_id = {item.row.storage_id: item for item in placed}
         self.born: dict[int, list[_Storage]] = defaultdict(list)
@@ -140,34 +134,6 @@ def _in_all(
     return found if wanted and all(found.values()) else {}
 
 
-def _calls(rank: RankRun) -> dict[str, list[_Call]]:
-    """By unit, the calls of its module with those inside them."""
-    inputs: dict[int, set[int]] = defaultdict(set)
-    changing = set()
-    for tensor in rank.call_tensors:
-        if tensor.role == "input":
-            inputs[tensor.call_id].add(tensor.storage_id)
-        if tensor.is_changed:
-            changing.add(tensor.call_id)
-    found: dict[str, list[_Call]] = defaultdict(list)
-    stack: list[_Call] = []
-    rows = [row for row in rank.module_calls if row.phase == "forward"]
-    for row in sorted(rows, key=lambda row: (row.start_s, -row.end_s)):
-        call = _Call(
-            row,
-            frozenset(inputs[row.call_id]),
-            row.call_id in changing,
-        )
-        while stack and stack[-1].row.end_s <= row.start_s:
-            stack.pop()
-        if stack:
-            stack[-1].inside.append(call)
-        if row.module == row.unit:
-            found[row.unit].append(call)
-        stack.append(call)
-    return found
-
-
 class _Pass:
     """One pass of a unit."""
 
@@ -178,6 +144,8 @@ class _Pass:
         self._piece = trace.passes.pieces[position]
         self._born = trace.born[position]
         self._run = run
+        self._operators = trace.operators(self._piece)
+        self._seconds = trace.time_shares.of(self._operators)
         self.candidates = self._found()
 
     def kind_of(self, part: Part) -> tuple[object, ...]:
@@ -285,19 +253,21 @@ class _Pass:
         return _in_order(changes)
 
     def _found(self) -> list[Part]:
+        if self._seconds is None:  # nothing tells what a part would take
+            return []
         calls = self._trace.calls.get(self._unit, [])
         root = [call for call in calls if self._piece.start_s <= call.row.start_s <= self._piece.end_s]
-        inside = [call for one in root for call in _all_inside(one)]
+        inside = [call for one in root for call in all_inside(one)]
         counts = Counter(call.row.module for call in inside)
         siblings = [one.inside for one in (*root, *inside)]
         found = [
             self._part(span, counts)
-            for run in (run for calls in siblings for run in _runs(calls))
-            for span in _spans(run)
+            for run in (run for calls in siblings for run in runs_of(calls))
+            for span in spans_of(run)
         ]
         return [part for part in found if part is not None]
 
-    def _part(self, calls: Sequence[_Call], counts: Mapping[str, int]) -> Part | None:
+    def _part(self, calls: Sequence[UnitCall], counts: Mapping[str, int]) -> Part | None:
         """None where it would free nothing, or hold what it is called with for longer than the plain run does."""
         names = tuple(call.row.module for call in calls)
         prefix = f"{self._unit}." if self._unit else ""
@@ -315,6 +285,8 @@ class _Pass:
             modules=names,
             storages=tuple(self._storage(each, end_s) for each in own),
             asked_s=min(asked),
+            start_s=start_s,
+            saved_s=last_saved_s,
             growth=highest({}, self._changes(inside, last_saved_s), ()),
             run=self._second_run(start_s, end_s, saved, len(calls)),
         )
@@ -334,6 +306,7 @@ class _Pass:
     def _storage(self, each: _Storage, end_s: float) -> PartStorage:
         needed_s = each.item.needed_until_s
         return PartStorage(
+            number=each.number,
             category=each.item.row.category,
             size_bytes=each.item.row.size_bytes,
             unsaved_s=max(end_s if needed_s is None else needed_s, each.item.row.birth_s),
@@ -341,11 +314,11 @@ class _Pass:
         )
 
     def _second_run(self, start_s: float, end_s: float, saved: Sequence[Saved], num_calls: int) -> SecondRun:
-        operators = self._trace.operators(self._piece)
-        total_s = sum(op.end_s - op.start_s for op in operators)
+        taken_s = self._seconds or {}
         last_saved_s = max(row.saved_s for row in saved)
-        inside = (op for op in operators if start_s <= op.start_s <= last_saved_s)
-        share = sum(op.end_s - op.start_s for op in inside) / total_s if total_s > 0 else 1.0
+        inside_s = sum(taken_s[id(op)] for op in self._operators if start_s <= op.start_s <= last_saved_s)
+        total_s = sum(taken_s.values())
+        share = inside_s / total_s if total_s > 0 else 1.0
         seconds = self._run.whole_s * share
         return SecondRun(
             whole_s=seconds,
@@ -354,31 +327,6 @@ class _Pass:
             num_calls=num_calls,
             copied_bytes=self._trace.copied_bytes(start_s, end_s),
         )
-
-
-def _all_inside(call: _Call) -> Iterator[_Call]:
-    for inner in call.inside:
-        yield inner
-        yield from _all_inside(inner)
-
-
-def _runs(siblings: Sequence[_Call]) -> Iterator[list[_Call]]:
-    """The longest ones in which each is called with nothing but what the one before it returned."""
-    run: list[_Call] = []
-    for call in siblings:
-        if run and not call.row.takes_last:
-            yield run
-            run = []
-        run.append(call)
-    if run:
-        yield run
-
-
-def _spans(run: Sequence[_Call]) -> Iterator[Sequence[_Call]]:
-    longest = len(run) if len(run) <= _MAX_SIBLINGS else 1
-    for first in range(len(run)):
-        for last in range(first + 1, min(first + longest, len(run)) + 1):
-            yield run[first:last]
 
 
 def _share(one: Part, other: Part) -> bool:

@@ -1,7 +1,8 @@
 """When each allocation of a captured step comes and goes, segment by segment, with what a plan changes of that.
 
 A unit that is recomputed frees what it keeps at its last use in the forward. It runs again where its backward first asks
-for something of that, and not where that begins, if the step tells; what it has made then lives as it was captured.
+for something of that, and not where that begins, if the step tells; what it has made then lives as it was captured. Parts
+of units do the same by themselves, of the forward or of the unit's second run (parts.py).
 """
 
 from __future__ import annotations
@@ -9,24 +10,15 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from memadvisor.cost.activation_changes import needed_until
+from memadvisor.cost.allocation_event import AGAIN, BIRTH, DEATH, DEATH_AT_BIRTH, FIRST, Event
 from memadvisor.cost.moved_activations import Absence
+from memadvisor.cost.part_events import PartEvents
+from memadvisor.cost.parts import PartedPass
 from memadvisor.cost.step import StepStorage
 from memadvisor.cost.stretches import Stretches
-
-# At the same time deaths come first, but for that of what was born then.
-DEATH, BIRTH, DEATH_AT_BIRTH = 0, 1, 2
-
-
-class Event(NamedTuple):
-    """What happens to the storage of a number; `is_again`: to its copy that a run again makes."""
-
-    time_s: float
-    kind: int
-    number: int
-    is_again: bool
 
 
 class Stretch(Protocol):
@@ -42,7 +34,7 @@ class Stretch(Protocol):
 
 class StepEvents:
     """`of` each segment, in order; `again`: by backward segment, what the run again allocates and frees before the backward
-    goes on, and `asked_s`, when that is, where it is known."""
+    goes on, and `asked_s`, when that is, where it is known. `of_parts`: the same of `parts`, each with when that is."""
 
     def __init__(
         self,
@@ -51,8 +43,11 @@ class StepEvents:
         recomputed: Collection[str],
         absences: Mapping[int, Absence],
         asked_s: Mapping[int, float],
+        parts: Collection[PartedPass] = (),
     ) -> None:
         self._storages = storages
+        of_parts = PartEvents(storages, parts)
+        self._own_of_parts, self.of_parts = of_parts.own, of_parts.again
         self.of: list[list[Event]] = [[] for _ in segments]
         self.again: dict[int, list[Event]] = {}
         self.asked_s = asked_s
@@ -73,8 +68,8 @@ class StepEvents:
         self._place(frozenset(recomputed))
         for number, absence in absences.items():
             if absence.is_away:  # from the end of the segment before to that of the last one
-                self.of[absence.first - 1].append(Event(math.inf, DEATH, number, False))
-                self.of[absence.last].append(Event(math.inf, BIRTH, number, False))
+                self.of[absence.first - 1].append(Event(math.inf, DEATH, number, FIRST))
+                self.of[absence.last].append(Event(math.inf, BIRTH, number, FIRST))
         for events in self.of:
             events.sort()
 
@@ -83,25 +78,32 @@ class StepEvents:
         alone = Stretches.alone(recomputed)
         for number, item in enumerate(self._storages):
             if item.birth_segment >= 0:
-                self.of[item.birth_segment].append(Event(item.birth_s, BIRTH, number, False))
+                self.of[item.birth_segment].append(Event(item.birth_s, BIRTH, number, FIRST))
             elif item.comes is not None:
-                self.of[item.comes[0]].append(Event(item.comes[1], BIRTH, number, False))
-            death = (item.death_segment, item.death_s)
-            if item.freed_by in recomputed:
+                self.of[item.comes[0]].append(Event(item.comes[1], BIRTH, number, FIRST))
+            death, own = (item.death_segment, item.death_s), self._own_of_parts.get(number)
+            if own is not None:
+                segment, end = own.end(item)
+                if segment < len(self.of):
+                    self.of[segment].append(end._replace(number=number))
+                death = (
+                    item.unsaved_death if item.freed_by in recomputed else (item.birth_segment, own.unsaved_s)
+                )
+            elif item.freed_by in recomputed:
                 if item.death_segment < len(self.of):
                     asked_s = self.asked_s.get(item.death_segment, -math.inf)
                     made_again = item.death_segment in self.again
                     # What autograd had let go of by then is made again all the same.
                     end_s = max(item.death_s, asked_s) if made_again else item.death_s
-                    self.of[item.death_segment].append(Event(end_s, DEATH, number, True))
+                    self.of[item.death_segment].append(Event(end_s, DEATH, number, AGAIN))
                 death = item.unsaved_death
             elif item.boundary is not None:
                 needed = needed_until(item.boundary, alone, maker=None)  # none makes its own input
                 death = death if needed == item.death_segment else (needed, math.inf)
             if death[0] < len(self.of):
                 at_birth = death == (item.birth_segment, item.birth_s)
-                kind = DEATH_AT_BIRTH if at_birth else DEATH
-                self.of[death[0]].append(Event(death[1], kind, number, False))
+                kind = DEATH_AT_BIRTH if at_birth or own is not None else DEATH
+                self.of[death[0]].append(Event(death[1], kind, number, FIRST))
 
     def _reruns(self, forwards: Mapping[int, str], backwards: Mapping[int, int]) -> dict[int, list[Event]]:
         """By forward segment, what running it again allocates, and frees before the backward goes on. `forwards`: with their
@@ -111,17 +113,19 @@ class StepEvents:
             if item.birth_segment not in forwards or not item.runs_again:
                 continue
             events = again[item.birth_segment]
-            events.append(Event(item.birth_s, BIRTH, number, True))
-            if (until := _saved_again(item, forwards[item.birth_segment])) in range(
+            events.append(Event(item.birth_s, BIRTH, number, AGAIN))
+            if (own := self._own_of_parts.get(number)) is not None:
+                events.append(Event(own.unsaved_s, DEATH_AT_BIRTH, number, AGAIN))
+            elif (until := _saved_again(item, forwards[item.birth_segment])) in range(
                 backwards.get(item.birth_segment, len(self.of)), len(self.of)
             ):
                 end_s = max(item.death_s, self.asked_s.get(until, -math.inf))
                 self.of[until].append(
-                    Event(end_s if until == item.death_segment else math.inf, DEATH, number, True)
+                    Event(end_s if until == item.death_segment else math.inf, DEATH, number, AGAIN)
                 )
             elif item.freed_by is None:
                 end_s = item.death_s if item.death_segment == item.birth_segment else math.inf
-                events.append(Event(end_s, DEATH_AT_BIRTH, number, True))
+                events.append(Event(end_s, DEATH_AT_BIRTH, number, AGAIN))
         for events in again.values():
             events.sort()
         return again

@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
-from memadvisor.cost.allocation_events import BIRTH, Event, StepEvents, Stretch, heirs, renewed_storages
+from memadvisor.cost.allocation_event import BIRTH, FIRST, Event
+from memadvisor.cost.allocation_events import StepEvents, Stretch, heirs, renewed_storages
 from memadvisor.cost.allocator_replay import Change
 from memadvisor.cost.allocator_settings import MIN_BLOCK_BYTES
 from memadvisor.cost.moved_activations import Absence
@@ -61,7 +62,7 @@ class AllocationLog:
         self._models_states = models_states
         self._as_captured = as_captured
         self._events = events
-        self._due: tuple[float, list[Event]] | None = None  # a run again that is yet to come
+        self._due: list[tuple[float, list[Event]]] = []  # runs again that are yet to come
         self._alive: dict[_Owner, int] = {}  # owner -> number of its allocation
         self._old: dict[object, list[int]] = defaultdict(list)  # what an earlier step left for this number
         self._tensors: dict[tuple[str, str], int] = {}
@@ -69,7 +70,7 @@ class AllocationLog:
         self._pieces: dict[tuple[str, str], list[_Owner]] = {}
         self._num_allocated = 0
         self._num_steps = 0  # that have ended
-        self._place, self._again = "the start", ""
+        self._place = "the start"
         self._has_stepped = not any(segment.phase == "optimizer" for segment in segments)
         self._has_gradients = False
         self._heirs = heirs(storages)
@@ -82,7 +83,7 @@ class AllocationLog:
             if item.category == "parameter" and item.owner in self._own:
                 self._own[item.owner].append(self._begin(item.size_bytes))
             elif self._is_there_first(number):
-                self._allocate((number, False), item.size_bytes, item.category, item.stream)
+                self._allocate((number, FIRST), item.size_bytes, item.category, item.stream)
         for unit in [unit for unit, owners in self._own.items() if not owners]:
             self._own[unit] = [self._begin(size) for size in first_parameters[unit]]
 
@@ -177,15 +178,13 @@ class AllocationLog:
     def recomputation(self, position: int) -> None:
         """Where the backward is known to ask for it later, it runs then."""
         asked_s = self._events.asked_s.get(position, -math.inf)
-        self._due = asked_s, self._events.again.get(position, [])
-        self._again = second_run_of((self._segments[position].unit or "",))
-        self._run_again(-math.inf)
+        self._due = [(asked_s, self._events.again.get(position, []))]
+        self._run_again(position, -math.inf)
 
-    def _run_again(self, time_s: float) -> None:
-        if self._due is not None and self._due[0] <= time_s:
-            events, self._due = self._due[1], None
-            place, self._place = self._place, self._again
-            for event in events:
+    def _run_again(self, position: int, time_s: float) -> None:
+        while self._due and self._due[0][0] <= time_s:
+            place, self._place = self._place, second_run_of((self._segments[position].unit or "",))
+            for event in self._due.pop(0)[1]:
                 self._play(event, 1.0)
             self._place = place
 
@@ -193,6 +192,7 @@ class AllocationLog:
         """`share` scales what is born in it."""
         phase = self._segments[position].phase
         self._place = place_in(phase, self._segments[position].unit)
+        self._due += self._events.of_parts.get(position, [])
         self._has_gradients |= phase == "backward"
         if phase == "optimizer":
             self._put_away(0)
@@ -203,7 +203,7 @@ class AllocationLog:
         if phase == "backward" and not gradients and not self._passing:
             self.states(tensors)  # they cannot be told from other temporaries, so their buffer is there first
         for event in self._events.of[position]:
-            self._run_again(event.time_s)
+            self._run_again(position, event.time_s)
             is_birth, number = event.kind == BIRTH, event.number
             item = self._storages[number]
             is_others = is_birth and not self._is_modelled(item)
@@ -217,7 +217,7 @@ class AllocationLog:
                 self._play(event, share)
             elif self._updates.unit_of(number) not in self._updates.apart:
                 self._play(event, self._updates.share(number, share))
-        self._run_again(math.inf)
+        self._run_again(position, math.inf)
         if self._keeps_gradients:
             self._take(self._passing, tensors)
         self._hand_over(tensors, (position, math.inf), is_over=True, is_last=True)
@@ -299,9 +299,9 @@ class AllocationLog:
     def end_step(self) -> None:
         """What this step leaves is what the next one finds and frees, under the number of the found."""
         for found, left in self._renewed.items():
-            self._free((found, False))
+            self._free((found, FIRST))
             for number in left:
-                name = self._alive.pop((number, False), None)
+                name = self._alive.pop((number, FIRST), None)
                 if name is not None:
                     self._old[found].append(name)
         self._num_steps += 1
@@ -325,7 +325,7 @@ class AllocationLog:
         self._has_stepped = True
         for number, item in enumerate(self._storages):
             if item.birth_segment < 0 and item.category == "optimizer_state" and not self._models_states:
-                self._allocate((number, False), item.size_bytes, item.category, item.stream)
+                self._allocate((number, FIRST), item.size_bytes, item.category, item.stream)
 
     def _is_modelled(self, item: StepStorage) -> bool:
         """Whether it is one of the `tensors`, as they are called above."""
@@ -342,22 +342,22 @@ class AllocationLog:
         return self._has_stepped or not what.endswith("optimizer_state")
 
     def _play(self, event: Event, share: float) -> None:
-        _, kind, number, is_again = event
+        _, kind, number, run = event
         if kind == BIRTH:
             item = self._storages[number]
-            if item.comes is not None and (number, False) in self._alive:
+            if item.comes is not None and (number, FIRST) in self._alive:
                 return  # since an earlier step
-            if not self.is_traced and (item.in_place_of, is_again) in self._alive:
-                self._hand_on((item.in_place_of, is_again), (number, is_again))
+            if not self.is_traced and (item.in_place_of, run) in self._alive:
+                self._hand_on((item.in_place_of, run), (number, run))
                 return
             size_bytes = max(1, math.ceil(item.size_bytes * share))
             first = item.in_place_of if self._heirs.get(item.in_place_of) is item else None
-            is_aside = (first, is_again) in self._alive
-            self._allocate((number, is_again), size_bytes, item.category, item.stream, is_aside=is_aside)
+            is_aside = (first, run) in self._alive
+            self._allocate((number, run), size_bytes, item.category, item.stream, is_aside=is_aside)
             if is_aside:
-                self._free((first, is_again))
+                self._free((first, run))
         elif number not in self._heirs or self._is_modelled(self._heirs[number]):
-            self._free((number, is_again))
+            self._free((number, run))
 
     def _hand_on(self, owner: _Owner, to: _Owner) -> None:
         """What one has is another's from here on."""

@@ -23,6 +23,7 @@ from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.delayed_memory import memory_of
 from memadvisor.cost.fsdp2_memory import streams_of
 from memadvisor.cost.moved_activations import absence_of, units_away
+from memadvisor.cost.parted_units import chosen_passes
 from memadvisor.cost.simulate import simulate
 from memadvisor.cost.step import CapturedStep, StepStorage
 from memadvisor.cost.stretches import Stretches
@@ -65,13 +66,14 @@ def planned_sequence(
         if item.saved is not None and (absence := absence_of(item.saved, step, away, stretches)) is not None
     }
     asked_s = {n: line.asked_s for n, line in enumerate(step.timelines) if line.asked_s is not None}
+    chosen = chosen_passes(step, schedule.parts)
     engine = memory_of(step, schedule)
     shares = schedule.num_ranks > 1 and schedule.executor != "fsdp2"
     own = _parameters(step) if models_states else {}
     state_bytes = {name: engine.state_bytes(name) for name in schedule.offloaded_states}
     log = AllocationLog(
         storages,
-        StepEvents(storages, step.segments, recomputed, absences, asked_s),
+        StepEvents(storages, step.segments, recomputed, absences, asked_s, chosen.values()),
         step.segments,
         models_states=models_states,
         as_captured=_as_captured(step, schedule),

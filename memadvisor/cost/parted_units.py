@@ -20,13 +20,11 @@ class PartedUnits:
         self._stretches = stretches
         self._passes: dict[tuple[str, int | None], PartedPass] = {}
         self._at: dict[int, PartedPass] = {}
-        for (unit, number), options in step.parted.items() if parts else ():
-            found = options.with_modules(parts.get(unit))
-            if found is not None:
-                self._passes[unit, number] = found
-                self._at[found.backward] = found
-                if unit not in stretches:
-                    self._at[found.forward] = found
+        for (unit, number), found in chosen_passes(step, parts).items():
+            self._passes[unit, number] = found
+            self._at[found.backward] = found
+            if unit not in stretches:
+                self._at[found.forward] = found
 
     def __contains__(self, position: int) -> bool:
         return position in self._at
@@ -63,3 +61,12 @@ class PartedUnits:
         if found is None or position != found.backward:
             return 0.0
         return sum(part.run.seconds(self._step.second_run_cost) for part in found.parts)
+
+
+def chosen_passes(
+    step: CapturedStep, parts: Mapping[str, tuple[Modules, ...]]
+) -> dict[tuple[str, int | None], PartedPass]:
+    """By unit and pass, with these parts of units."""
+    options = step.parted.items() if parts else ()
+    found = ((key, each.with_modules(parts.get(key[0]))) for key, each in options)
+    return {key: one for key, one in found if one is not None}

@@ -32,8 +32,9 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartStorage:
-    """What autograd keeps of a part alone; `unsaved_s`: its last use in the forward."""
+    """What autograd keeps of a part alone; `unsaved_s`: its last use in the forward. `number`: among the step's storages."""
 
+    number: int
     category: str
     size_bytes: int
     unsaved_s: float
@@ -42,11 +43,14 @@ class PartStorage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """`asked_s`: when autograd first asks for something of it. `growth`: what running it again has at its highest instant."""
+    """`asked_s`: when autograd first asks for something of it. `growth`: what running it again has at its highest instant;
+    `start_s`, `saved_s`: of the forward, what that does again, up to the last tensor that it saves."""
 
     modules: Modules
     storages: tuple[PartStorage, ...]
     asked_s: float
+    start_s: float
+    saved_s: float
     growth: Bytes
     run: SecondRun
 

@@ -125,7 +125,7 @@ class BoundaryTensor:
 class StepStorage:
     """One allocation of the captured step, so that the sequence of all of them can be played again.
 
-    Segments are as above (-1: before the step; their number: after it); times order what happens within one. `freed_by`:
+    `number`: as parts of units know it (parts.py). Segments are as above (-1: before the step; their number: after it); times order what happens within one. `freed_by`:
     the unit whose recomputation sets it free; it then dies at `unsaved_death` (segment, time). `boundary` is set for what
     flows between units, `saved` for what an engine may take meanwhile. `runs_again`: a recomputation of its unit
     allocates it too. `stream`: whose memory it is; 0 is the one that computes. `owner`: the unit whose state it is.
@@ -152,6 +152,7 @@ class StepStorage:
     in_place_of: int | None = None
     cached: tuple[str, tuple[int, float]] | None = None
     accumulated: tuple[int, float] | None = None
+    number: int = -1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -217,8 +217,9 @@ class Search:
             of_tier = self._paged_kinds if way.pages else self._state_kinds
             kinds = self._kinds if way.tier == "device" else of_tier
             ends = one.arranged(smallest), largest
-            spares = one.spare if has_parts and self.plays.settings is None else None
-            kinds.append(Kind(best, one.choose, spares, keeps, offload, one.predict, *ends))
+            kinds.append(
+                Kind(best, one.choose, one.spare if has_parts else None, keeps, offload, one.predict, *ends)
+            )
         return best
 
     def _split_that_fits(self, step: CapturedStep, way: Way, one: OneWay) -> RankedPlan | None:
@@ -279,10 +280,12 @@ class Search:
         place = min(places, key=lambda place: order(self._kinds[place].ranked))
         kind, best = self._kinds[place], self.best_kind.ranked
         is_free = kind.ranked.fits and not kind.ranked.plan.recomputed_units
-        if (spare := kind.spare) is None or is_free or (choice := spare(self.plays.budget_bytes)) is None:
+        if kind.spare is None or is_free:
             return None
-        ranked = self.plays.ranked(step, choice, kind.predict(choice))
-        self._met(step, ranked.prediction.needed_bytes)
+        spare = cache(kind.spare)
+        if (choice := spare(self.plays.budget_bytes)) is None:
+            return None
+        ranked = self._best(step, spare, kind.predict, choice, [])
         if worthier(best, ranked) is best:
             return None
         self._kinds[place] = with_other(
@@ -345,7 +348,7 @@ class Search:
                 break
             found += [choice] if not choice.stretches else []
             simulated = predict(choice)
-            tried.append(self.plays.ranked(step, choice, simulated))
+            tried.append(tried[0] if choice == smallest else self.plays.ranked(step, choice, simulated))
             if tried[-1].fits or simulated.peak_bytes > target_bytes:
                 break
             over_bytes = tried[-1].prediction.needed_bytes - self.plays.budget_bytes

@@ -7,7 +7,8 @@ from torch import nn
 
 import memadvisor
 from memadvisor.analyzers.placement import Passes
-from memadvisor.analyzers.unit_parts import _runs, _Trace
+from memadvisor.analyzers.unit_calls import runs_of
+from memadvisor.analyzers.unit_parts import _Trace
 
 
 class Twice(nn.Linear):
@@ -55,7 +56,7 @@ def runs(directory, between, first=nn.Linear):
         for call in (root, *root.inside)
         if len(call.inside) == 3
     )
-    return ["".join(call.row.module[2] for call in run) for run in _runs(layers)]
+    return ["".join(call.row.module[2] for call in run) for run in runs_of(layers)]
 
 
 @pytest.mark.parametrize(

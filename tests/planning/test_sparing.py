@@ -2,19 +2,27 @@
 
 import math
 import random
+from dataclasses import replace
 from itertools import product
 
 import pytest
 import torch
 
 import memadvisor
+from memadvisor.analyzers import unit_parts
 from memadvisor.analyzers.segments import captured_step
+from memadvisor.cost import activation_changes, activations
+from memadvisor.cost.allocation_sequence import planned_sequence
+from memadvisor.cost.allocator_settings import AllocatorSettings
 from memadvisor.cost.simulate import simulate
+from memadvisor.planning import advise as advising
 from memadvisor.planning.advise import advise
+from memadvisor.planning.machine import machine_for
 from memadvisor.planning.sparing import SparingSearch
 from memadvisor.planning.stretches import Nested, nested_with
 from memadvisor.planning.way import Way
 from memadvisor.write_schedule import write_schedule
+from tests.cost.test_allocation_sequence import exact_peak
 from tests.engines.trainings import make_plan
 from tests.planning.test_parts import KINDS, peak_of, recorded
 
@@ -36,10 +44,12 @@ class Plays:
 
     def __call__(self, nested):
         if nested not in self._known:
-            units = Way(0, False, False, 0).arranged(self.step, nested, "device").units
-            schedule = write_schedule(make_plan(1, policy="chosen", units=units), self.step.units)
-            self._known[nested] = simulate(self.step, schedule, None)
+            self._known[nested] = simulate(self.step, self.schedule(nested), None)
         return self._known[nested]
+
+    def schedule(self, nested):
+        units = Way(0, False, False, 0).arranged(self.step, nested, "device").units
+        return write_schedule(make_plan(1, policy="chosen", units=units), self.step.units)
 
     def some(self):
         """Every choice of nothing, whole units and offered parts, or many by chance."""
@@ -101,6 +111,35 @@ def test_what_whole_units_would_take_longer_for_is_advised_in_parts_and_measured
     assert losses_ours == losses
     # As in test_parts.py.
     assert 0 <= ranked.prediction.peak_bytes - peak_of(ours) <= (0 if kind == "gpt" else 1200)
+
+
+def test_an_allocator_is_asked_for_what_the_simulator_says(plain, monkeypatch):
+    """Of hundreds of choices, to the byte, but for the states of random number generators, and copies of buffers that whole
+    units change: these are of the host where there is an allocator whose reservation counts."""
+    kind, run, _ = plain
+    for module in (unit_parts, activations, activation_changes):
+        monkeypatch.setattr(module, "RNG_STATE_BYTES", 0)
+    plays = Plays(run)
+    for nested in list(plays.some())[::11]:
+        changes = planned_sequence(plays.step, plays.schedule(nested), None)
+        assert exact_peak(changes) == pytest.approx(
+            plays(nested).peak_bytes, rel=0 if kind == "gpt" else 4e-4
+        )
+
+
+def test_where_a_reservation_counts_parts_are_advised_too(tmp_path, monkeypatch):
+    def on_a_gpu(*args):
+        return replace(machine_for(*args), settings=AllocatorSettings())
+
+    monkeypatch.setattr(advising, "machine_for", on_a_gpu)
+    run, _ = recorded(tmp_path / "run", "gpt")
+    budget_bytes = int(0.85 * peak_of(run))
+    plans = advise(run, memory_bytes=budget_bytes).plans
+    ranked = next(one for one in plans if one.plan.parted_units)
+
+    assert ranked.fits and ranked.prediction.peak_bytes <= ranked.prediction.reserved_bytes <= budget_bytes
+    whole = [each for each in plans if each.fits and not each.plan.parted_units and not each.changes_script]
+    assert all(ranked.prediction.step_time_s < each.prediction.step_time_s for each in whole)
 
 
 def test_without_parts_to_choose_from_there_is_nothing_to_find(tmp_path):
