@@ -265,7 +265,9 @@ class Hooks:
             finally:
                 leave()
                 see_backward_end()
-                self._await_first_call()
+                # A reentrant checkpoint has backwards inside the model's, and calls modules between them.
+                if not self._observer.position.backward_depth:
+                    self._await_first_call()
 
         self._replace(torch.autograd, "_engine_run_backward", never_compiled_itself(run_backward))
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
+from torch.utils.checkpoint import checkpoint
 
 import memadvisor
 from memadvisor.capture import recorder
@@ -78,3 +79,29 @@ def test_phases_and_units_are_those_of_the_steps_that_were_seen(rank):
     assert {unit.unit for unit in found.units if unit.forward_s > 0} == {"0", "1", "2"}
     assert found.samples_per_s is not None
     assert sum(found.by_phase_s.values()) == pytest.approx(found.median_s)
+
+
+def test_modules_that_a_reentrant_checkpoint_calls_again_are_not_taken_for_the_model(dear, tmp_path):
+    """Each has a backward of its own inside the model's, and is given more than the model is."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.blocks = nn.Embedding(9, 16), nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+        def forward(self, words):
+            x = self.words(words)
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=True)
+            return x.sum()
+
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(14):
+            model(torch.ones(2, 4, dtype=torch.long)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    (rank,) = prof.run.ranks
+
+    assert {step.largest_input_elements for step in rank.steps} == {8}
