@@ -116,7 +116,8 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kind, flat = kinds.get(id(func)), self._flat
-        self._count_autocasts()
+        if not self._in_backward:
+            self._count_autocasts()
         if (
             kind is None
             or kind.is_general
