@@ -84,8 +84,18 @@ class MovedSplits:
         if tier is None or transfers is None:
             return None
         look, outcome = partial(plays.look, step), partial(plays.outcome, step)
-        one = OneWay(step, searched.way, look, outcome, tier, {}, may_nest=False, has_parts=False)
         may_keep = plays.settings is None
+        one = OneWay(
+            step,
+            searched.way,
+            look,
+            outcome,
+            tier,
+            {},
+            may_nest=False,
+            has_parts=False,
+            has_replay=not may_keep,
+        )
         moves = OffloadSearch(
             step, _plain(searched), tier, transfers, one.outcome, one.peak_bytes, may_keep=may_keep
         )

@@ -21,7 +21,8 @@ class OneWay:
     """Of one step. `look` tells what an arrangement gives, which is remembered; `outcome` that as far as it is within a limit.
 
     `activation_tier`: where what autograd keeps goes, if anywhere. `tables`: see NestedSearch. may_nest: whether stretches
-    of several units may run again as one. has_parts: whether parts of units may run again by themselves.
+    of several units may run again as one. has_parts: whether parts of units may run again by themselves. has_replay: as
+    InsideUnits has it.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class OneWay:
         *,
         may_nest: bool,
         has_parts: bool,
+        has_replay: bool,
     ) -> None:
         self._step = step
         self._outcome = outcome
@@ -44,7 +46,9 @@ class OneWay:
         self.arranged: Callable[[Nested], Arrangement] = arranged
         self.play = cache(lambda nested: look(arranged(nested)))
         self.stretches = NestedSearch(step, self.play, tables=tables)
-        self._inside = InsideUnits(step, self.play, self.stretches, has_parts=has_parts)
+        self._inside = InsideUnits(
+            step, self.play, self.stretches, has_parts=has_parts, has_replay=has_replay
+        )
         self._sparing = SparingSearch(step, self.play)
 
     def evaluate(self, recomputed: frozenset[str]) -> Played:

@@ -26,18 +26,23 @@ _MAX_TAKEN_OFF = 50  # units whose parts may turn out not to be needed
 
 
 class InsideUnits:
-    """`search`: of stretches. `has_parts`: whether parts may be chosen."""
+    """`search`: of stretches. `has_parts`: whether parts may be chosen. `has_replay`: what a device's allocator reserves counts,
+    which is known of units and their parts, and not of stretches and operators."""
 
-    def __init__(self, step: CapturedStep, play: Play, search: NestedSearch, *, has_parts: bool) -> None:
+    def __init__(
+        self, step: CapturedStep, play: Play, search: NestedSearch, *, has_parts: bool, has_replay: bool
+    ) -> None:
         self._step = step
         self._play = play
         self._search = search
         self._has_parts = has_parts
+        self._has_replay = has_replay
         self._operators = OperatorSearch(step, lambda kept: play(nested_with(frozenset(kept), (), kept)))
 
     def fastest(self, budget_bytes: int, is_rough: bool) -> Nested | None:
         """The fastest found within the budget; where none is, that of least peak, if parts lower it."""
-        kept = self._operators.fastest(budget_bytes, is_rough=is_rough) if self._step.operators else None
+        has_operators = bool(self._step.operators) and not self._has_replay
+        kept = self._operators.fastest(budget_bytes, is_rough=is_rough) if has_operators else None
         found = [] if kept is None else [nested_with(frozenset(kept), (), kept)]
         found += self._with_parts(budget_bytes)
         fitting = [nested for nested in found if self._play(nested).peak_bytes <= budget_bytes]
@@ -62,7 +67,7 @@ class InsideUnits:
         step, play = self._step, self._play
         least = smallest_peak(step, lambda units: play(Nested(units, ())))
         yield Nested(least.recomputed, ())
-        smallest = self._search.smallest()
+        smallest = None if self._has_replay else self._search.smallest()
         if smallest is not None:
             yield smallest
         least_bytes = max(
@@ -75,7 +80,7 @@ class InsideUnits:
             )
             if choice is not None:
                 yield Nested(choice.recomputed, ())
-            nested = self._search.fastest(target_bytes)
+            nested = None if self._has_replay else self._search.fastest(target_bytes)
             if nested is not None:
                 yield nested
 

@@ -190,7 +190,18 @@ class Search:
         may_nest = not (way.early or way.pages) and self._may_nest(step, way.stage, way.shard_ranks)
         has_parts = (self.plays.num_ranks == 1 or way.stage < 3) and not way.pages
         look, outcome = partial(self.plays.look, step), partial(self.plays.outcome, step)
-        one = OneWay(step, way, look, outcome, nearest, self._tables, may_nest=may_nest, has_parts=has_parts)
+        has_replay = self.plays.settings is not None
+        one = OneWay(
+            step,
+            way,
+            look,
+            outcome,
+            nearest,
+            self._tables,
+            may_nest=may_nest,
+            has_parts=has_parts,
+            has_replay=has_replay,
+        )
         self._bounds.saw(way, one.evaluate(frozenset()).step_time_s)
         low = one.evaluate if self._bounds.brief(step) is step else self._low(step, way)
         if (fitting := self._split_that_fits(step, way, one)) is not None:
@@ -207,7 +218,7 @@ class Search:
         self._moved_splits.saw(step, way, best)
         if step.repeats == 1 and not way.early:
             largest = one.arranged(Nested(frozenset(), ()))
-            offload, keeps = None, one.keep if self.plays.settings is None else None
+            offload, keeps = None, one.keep if has_parts or not has_replay else None
             if self.plays.transfers is not None and nearest != "device":
                 is_exact = self.plays.settings is None
                 moves = OffloadSearch(
@@ -259,16 +270,18 @@ class Search:
             return None
         place = min(range(len(self._kinds)), key=lambda place: order(self._kinds[place].ranked))
         kind = self._kinds[place]
-        if kind.keep is None or kind.ranked.fits:
+        if (inside := kind.keep) is None or kind.ranked.fits:
             return None
-        choice = kind.keep(self.plays.budget_bytes, False)
-        if choice is None:
+        keep = cache(lambda target_bytes: inside(target_bytes, False))
+        # As far below as what is reserved is above what is held, of units as they are.
+        over_bytes = kind.ranked.prediction.needed_bytes - kind.predict(kind.smallest).peak_bytes
+        target_bytes = self.plays.budget_bytes - (over_bytes if self.plays.settings is not None else 0)
+        if (choice := keep(target_bytes)) is None:
             return None
-        ranked = self.plays.ranked(step, choice, kind.predict(choice))
-        self._met(step, ranked.prediction.needed_bytes)
+        ranked = self._best(step, keep, kind.predict, choice, [], target_bytes)
         if not ranked.fits:
             return None
-        self._kinds[place] = with_other(kind, ranked, kind.keep, self.plays.budget_bytes)
+        self._kinds[place] = with_other(kind, ranked, inside, self.plays.budget_bytes)
         return ranked
 
     def _sparing(self, step: CapturedStep) -> RankedPlan | None:
@@ -333,15 +346,16 @@ class Search:
         predict: Callable[[Arrangement], Prediction],
         smallest: Arrangement,
         found: list[Arrangement],
+        target_bytes: int | None = None,
     ) -> RankedPlan:
-        """The fastest choice that fits, else `smallest`.
+        """The fastest choice that fits, else `smallest`. `target_bytes`: of the first choice, in place of the budget.
 
         A choice may reserve more than the simulator says that it holds, by whose peak it was chosen; then the next one aims
         lower by what that is over the budget.
         """
         tried = [self.plays.ranked(step, smallest, predict(smallest))]
         found += [smallest] if not smallest.stretches else []  # stretches are not mixed with other stages
-        target_bytes = self.plays.budget_bytes
+        target_bytes = self.plays.budget_bytes if target_bytes is None else target_bytes
         for _ in range(_MAX_RESERVATIONS):
             choice = choose(target_bytes)
             if choice is None:

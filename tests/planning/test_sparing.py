@@ -142,6 +142,29 @@ def test_where_a_reservation_counts_parts_are_advised_too(tmp_path, monkeypatch)
     assert all(ranked.prediction.step_time_s < each.prediction.step_time_s for each in whole)
 
 
+def test_where_reservations_of_whole_units_do_not_fit_parts_of_them_do(tmp_path, monkeypatch):
+    """In segments that grow, by 2 MiB, little more is reserved than is held."""
+    make, _ = KINDS["gpt"]
+    monkeypatch.setitem(KINDS, "gpt", (make, lambda: torch.randint(0, 16, (64, 64))))
+    run, _ = recorded(tmp_path / "run", "gpt")
+    settings = AllocatorSettings(expandable_segments=True)
+
+    def on_a_gpu(*args):
+        return replace(machine_for(*args), settings=settings)
+
+    def plans(budget_bytes):
+        found = advise(run, memory_bytes=budget_bytes).plans
+        return [each for each in found if not each.changes_script]
+
+    monkeypatch.setattr(advising, "machine_for", on_a_gpu)
+    whole = next(each for each in plans(1) if not each.plan.parted_units)
+    budget_bytes = whole.prediction.reserved_bytes - 1
+    fitting = [each for each in plans(budget_bytes) if each.fits]
+
+    assert fitting and all(each.plan.parted_units and each.plan.recomputed_units for each in fitting)
+    assert all(each.prediction.reserved_bytes <= budget_bytes for each in fitting)
+
+
 def test_without_parts_to_choose_from_there_is_nothing_to_find(tmp_path):
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))
