@@ -2,9 +2,8 @@
 
 Module forwards (pre and post), optimizer steps (pre and post), the call into the autograd engine, DataLoaders' batches,
 the start and the end of the script's own profiler, and of its capturing of CUDA graphs, while which nobody is told of the
-others. No
-full-backward module hooks: they break in-place activations. A hook never raises into the training; the first failure
-switches the recorder off.
+others. No full-backward module hooks: they break in-place activations. A hook never raises into the training; the first
+failure switches the recorder off.
 
 A module hook runs at every call of every module, so the two of them do nothing before they know that they must.
 """
@@ -69,13 +68,14 @@ class Hooks:
     `num_module_calls` counts the modules that were entered; `quiet_call_s` is what such a call costs where
     the hooks have nothing to do: their own time, and torch's slower way through a module that has hooks.
     Because of the latter, the module hooks can be set aside for some steps (`listen_to_modules`). In these `on_first_call`
-    is still told what the first module that is called with gradients, in the step and after each of its backwards, is
-    called with: a hook that is gone when the modules inside that one are called.
+    is still told what the first module of a model (`is_of_model`: no loss, no metric) that is called with gradients, in the
+    step and after each of its backwards, is called with: a hook that is gone when the modules inside that one are called.
     """
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Observer, is_of_model: Callable[[torch.nn.Module], bool]) -> None:
         self.num_module_calls = 0
         self.on_first_call: Callable[[Any, Any], None] | None = None
+        self._is_of_model = is_of_model
         # Since the last backward. None: nobody waits for a call.
         self._num_calls_without_gradients: int | None = None
         self._is_listening = self._was_listening = True
@@ -120,7 +120,7 @@ class Hooks:
             if is_compiling():
                 return
             hooks, number, _ = self._module_entries[0]
-            trains = torch.is_grad_enabled() and self._thread.is_ours()
+            trains = torch.is_grad_enabled() and self._thread.is_ours() and self._is_of_model(module)
             num_calls = self._num_calls_without_gradients
             if not trains and num_calls is not None and num_calls < _MOST_WITHOUT_GRADIENTS:
                 self._num_calls_without_gradients = num_calls + 1

@@ -46,6 +46,11 @@ class Models:
             return replace(info, unit=around[-1].unit)
         return info
 
+    def is_of_model(self, module: torch.nn.Module) -> bool:
+        """Whether it is known as a model, or a part of one, and no loss, metric, or module around a training."""
+        info = self._infos.get(id(module))
+        return info is not None and info.is_of_model and not info.is_around
+
     def set_aside(self, infos: Sequence[ModuleInfo]) -> None:
         """Calls of these modules are no forwards from now on (around.py)."""
         around = {key: replace(info, is_around=True) for key, info in self._infos.items() if info in infos}

@@ -60,7 +60,7 @@ class Recorder:
             self, self._writer.write_out_of_memory, self._known_storages, options.memory_limit_bytes
         )
         self._writer.write_process(self._gauges.device)
-        self.hooks = Hooks(self)
+        self.hooks = Hooks(self, self._models.is_of_model)
         self._memory.start(self._gauges.cpu)
 
     # ---- what the hooks tell -------------------------------------------------------------------

@@ -337,6 +337,21 @@ def test_steps_whose_modules_are_not_listened_to_tell_what_the_first_calls_were_
     assert not torch.nn.modules.module._global_forward_pre_hooks
 
 
+def test_a_metric_that_is_called_between_steps_is_not_what_the_model_was_given(tmp_path, monkeypatch):
+    listen_to_four_steps(monkeypatch)
+    model = torch.nn.Linear(4, 1)
+    metric = torch.nn.L1Loss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(7):
+            model(torch.ones(2, 4)).sum().backward()
+            metric(torch.ones(30), torch.ones(30))
+            optimizer.step()
+            metric(torch.ones(70), torch.ones(70))
+
+    assert [step.largest_input_elements for step in prof.run.ranks[0].steps] == [8] * 7
+
+
 def test_a_long_evaluation_is_not_watched_to_its_end(tmp_path, monkeypatch):
     listen_to_four_steps(monkeypatch)
     model = torch.nn.Linear(4, 1)
