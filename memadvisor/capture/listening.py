@@ -55,6 +55,14 @@ class Listening:
         self._weigh()
         self._saved_s = BUDGET * length_s if self._num_thin >= _NUM_COMPARED else 0.0
 
+    def took_s(self, estimate_s: float) -> float:
+        """What it took in a step whose timed calls say `estimate_s`, by how far such estimates were off in the comparison.
+
+        Steps differ: in one of reinforcement learning the model may have been called a hundred times for actions, in the
+        next one not once.
+        """
+        return estimate_s * self.cost_s / self._estimate_s if self._estimate_s else estimate_s
+
     def wants(self, index: int) -> bool:
         """Whether to listen to the step of this index."""
         if index < NUM_FIRST or not self._is_dear:

@@ -206,7 +206,7 @@ class SpanLog:
         self._note_micro_batches(step)  # before anybody may write it
         if self.has_unit_spans and not step.traced:
             self._estimate_s = step.listening_s + quiet_s
-            step.recorder_s += max(self._estimate_s, self._listening.cost_s)
+            step.recorder_s += self._listening.took_s(self._estimate_s)
         else:
             step.recorder_s += step.listening_s + quiet_s
 

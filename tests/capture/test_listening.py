@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -52,6 +53,21 @@ def test_the_budget_holds_for_steps_of_any_length(seed):
     later = [index for index in full if index >= NUM_FIRST]
     dear = [index for index in later if index - 1 not in full]
     assert len(dear) * 0.0005 * 2 / 3 <= BUDGET * sum(lengths_s)
+
+
+def test_a_step_of_few_calls_is_not_charged_what_listening_took_in_the_one_before_it():
+    listening = Listening()
+    listening.note_full(0.090, 0.090, 0.006)  # a hundred actions were asked for
+
+    assert listening.took_s(0.0002) == pytest.approx(0.0002)
+
+
+def test_what_listening_took_is_as_much_above_its_estimate_as_the_comparison_found():
+    listening = Listening()
+    train(listening, [0.010] * (NUM_FIRST + NUM_COMPARED), 0.003, estimate_s=0.001)
+
+    assert listening.took_s(0.001) == pytest.approx(0.003)
+    assert listening.took_s(0.010) == pytest.approx(0.030)
 
 
 def test_a_long_pause_is_not_followed_by_many_dear_steps():
