@@ -184,11 +184,15 @@ def _own_times(spans: list[Span]) -> list[tuple[Span, float]]:
 
 
 def _rate(steps: tuple[Step, ...], field: str, median_s: float) -> float | None:
-    """Median rate of the steps that know their count, at the pace of them all: those that know are a little slower."""
+    """Of the steps that know their count, at the pace of them all: those that know are a little slower.
+
+    By their median time for one of what is counted, so that of steps alike it is their count over the median step: the
+    median of an even number of rates is more, the more so the more the steps' times differ.
+    """
     known: list[tuple[int, float]] = [
-        (getattr(s, field), s.duration_s) for s in steps if getattr(s, field) is not None and s.duration_s > 0
+        (getattr(s, field), s.duration_s) for s in steps if getattr(s, field) and s.duration_s > 0
     ]
     if not known or median_s <= 0:
         return None
     pace: float = median(duration_s for _, duration_s in known) / median_s
-    return pace * median(count / duration_s for count, duration_s in known)
+    return pace / median(duration_s / count for count, duration_s in known)

@@ -113,6 +113,20 @@ def test_throughput_that_was_not_recorded_is_unknown():
     assert time.recorder_fraction is None
 
 
+def test_throughput_is_what_a_step_is_given_over_the_median_step():
+    """Two of the four steps take four times as long: the median of the four rates is 56 % more than that."""
+    ends = [(0.0, 1.0), (1.0, 2.0), (2.0, 6.0), (6.0, 10.0)]
+    steps = [
+        step(index=index, start_s=start_s, end_s=end_s, num_samples=5, num_tokens=10)
+        for index, (start_s, end_s) in enumerate(ends, start=2)
+    ]
+    time = step_time(rank_of([], steps))
+
+    assert time.median_s == pytest.approx(2.5)
+    assert time.samples_per_s == pytest.approx(2)
+    assert time.tokens_per_s == pytest.approx(4)
+
+
 def test_without_a_timed_step_nothing_is_known():
     assert step_time(rank_of([], steps=(step(index=0, traced=True),))) is None
 
