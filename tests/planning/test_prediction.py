@@ -115,9 +115,6 @@ def in_parts(plain):
     return make_plan(2, 2, "chosen", units, overlap=True)
 
 
-PLANS = {"mixture.json": mixture, "parts.json": in_parts}
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -125,7 +122,6 @@ PLANS = {"mixture.json": mixture, "parts.json": in_parts}
         ("--zero", "2", "--optimizer-bits", "8"),
         ("--local-sgd", "1,warmup=1"),
         ("--plan", "mixture.json"),
-        ("--plan", "parts.json"),
         (
             *("--zero", "3", "--policy", "every-layer", "--gather-bits", "8", "--reduce-bits", "4"),
             *("--offload-optimizer", "disk"),
@@ -141,12 +137,27 @@ def test_what_the_engine_holds_is_what_the_simulator_said(plain_run, tmp_path, o
     def faults_of(directory):
         plain, words = captured_step(plain_of(directory, plain_run)), options
         if "--plan" in options:
-            save_plan(PLANS[options[1]](plain), directory / options[1])
+            save_plan(mixture(plain), directory / options[1])
             words = ("--plan", str(directory / options[1]))
         applied = memadvisor("run", directory / "run", *words)
         predicted = simulate(plain, write_schedule(applied.plan, plain.units), TIMES, transfers=TIERS)
         assert {sent_bytes(rank) for rank in applied.ranks} == {predicted.sent_bytes}
         return far_peaks(predicted.peak.total_bytes, applied, within)
+
+    some_try(tmp_path, faults_of)
+
+
+def test_what_parts_of_units_hold_is_what_the_simulator_said(tmp_path):
+    """In float32: the copies of weights that autocast makes go with a part, and are predicted to stay."""
+    size = [word for word in SIZE if word != "--bf16"]
+
+    def faults_of(directory):
+        plain = captured_step(memadvisor("profile", directory / "plain", size=size))
+        save_plan(in_parts(plain), directory / "parts.json")
+        words = ("--plan", str(directory / "parts.json"))
+        applied = memadvisor("run", directory / "run", *words, size=size)
+        predicted = simulate(plain, write_schedule(applied.plan, plain.units), TIMES)
+        return far_peaks(predicted.peak.total_bytes, applied, 1e-3)
 
     some_try(tmp_path, faults_of)
 

@@ -25,6 +25,7 @@ from memadvisor.write_schedule import write_schedule
 from tests.cost.test_allocation_sequence import exact_peak
 from tests.engines.trainings import make_plan
 from tests.planning.test_parts import KINDS, peak_of, recorded
+from tests.tried_again import TRIES
 
 SHARES = (0.95, 0.85, 0.7, 0.6)
 MOST = 1000  # choices; of more, so many by chance
@@ -100,11 +101,23 @@ def test_the_choice_is_as_fast_as_the_best_of_many(plain):
     assert search.fastest(1) is None
 
 
-def test_what_whole_units_would_take_longer_for_is_advised_in_parts_and_measured(plain, tmp_path):
-    kind, run, losses = plain
-    peak = peak_of(run)
-    found = (advise(run, memory_bytes=int(share * peak)).plans[0] for share in (0.9, 0.8, 0.7))
-    ranked = next(one for one in found if one.plan.parted_units)
+def advised(directory, kind, plans_of):
+    """A recording, its losses, and the first of its plans that has parts. What is faster hangs on the times of one traced
+    step, so on a busy machine it is another recording's."""
+    for number in range(TRIES):
+        run, losses = recorded(directory / f"plain{number}", kind)
+        found = next((each for each in plans_of(run) if each.plan.parted_units), None)
+        if found is not None:
+            return run, losses, found
+    return pytest.fail(f"no plan had parts in {TRIES} tries")
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_what_whole_units_would_take_longer_for_is_advised_in_parts_and_measured(kind, tmp_path):
+    def best_plans(run):
+        return (advise(run, memory_bytes=int(share * peak_of(run))).plans[0] for share in (0.9, 0.8, 0.7))
+
+    _, losses, ranked = advised(tmp_path, kind, best_plans)
     ours, losses_ours = recorded(tmp_path / "run", kind, ranked.plan)
 
     assert ranked.fits and not ranked.changes_script
@@ -132,10 +145,14 @@ def test_where_a_reservation_counts_parts_are_advised_too(tmp_path, monkeypatch)
         return replace(machine_for(*args), settings=AllocatorSettings())
 
     monkeypatch.setattr(advising, "machine_for", on_a_gpu)
-    run, _ = recorded(tmp_path / "run", "gpt")
+    plans = []
+
+    def all_plans(run):
+        plans[:] = advise(run, memory_bytes=int(0.85 * peak_of(run))).plans
+        return plans
+
+    run, _, ranked = advised(tmp_path, "gpt", all_plans)
     budget_bytes = int(0.85 * peak_of(run))
-    plans = advise(run, memory_bytes=budget_bytes).plans
-    ranked = next(one for one in plans if one.plan.parted_units)
 
     assert ranked.fits and ranked.prediction.peak_bytes <= ranked.prediction.reserved_bytes <= budget_bytes
     whole = [each for each in plans if each.fits and not each.plan.parted_units and not each.changes_script]
