@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
@@ -35,18 +36,22 @@ def is_inside_operator() -> bool:
 
 
 def _forwards_of_functions() -> set[CodeType]:
+    """Their own, not those of decorators (`torch.no_grad()`), inside of which a whole training may be."""
     found: set[CodeType] = set()
     pending: list[type] = [Function]
     while pending:
         kind = pending.pop()
         pending += kind.__subclasses__()
-        code = getattr(getattr(kind, "forward", None), "__code__", None)
+        forward: Any = getattr(kind, "forward", None)
+        while hasattr(forward, "__wrapped__"):
+            forward = forward.__wrapped__
+        code = getattr(forward, "__code__", None)
         if code is not None:
             found.add(code)
     return found
 
 
-_waiting: list[Callable[[], None]] = []
+_waiting: dict[int, list[Callable[[], None]]] = {}  # by thread
 
 
 def when_backward_is_over(call: Callable[[], None]) -> None:
@@ -54,15 +59,16 @@ def when_backward_is_over(call: Callable[[], None]) -> None:
 
     What the engine has taken over of a thread's state, its dispatch modes too, it puts back behind each node."""
     if _is_in_backward():
-        _waiting.append(call)
+        _waiting.setdefault(threading.get_ident(), []).append(call)
     else:
         call()
 
 
 def see_backward_end() -> None:
-    """A backward has ended, maybe inside another."""
-    while _waiting and not _is_in_backward():
-        _waiting.pop()()
+    """A backward has ended in this thread, maybe inside another."""
+    if _waiting and not _is_in_backward():
+        for call in _waiting.pop(threading.get_ident(), ()):
+            call()
 
 
 def _is_in_backward() -> bool:

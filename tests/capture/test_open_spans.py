@@ -170,6 +170,24 @@ def test_what_was_opened_is_ended_once():
     end_script_spans()
 
 
+def test_a_training_inside_of_a_functions_decorator_is_inside_no_function():
+    seen = []
+
+    class Decorated(torch.autograd.Function):
+        @staticmethod
+        @torch.no_grad()
+        def forward(ctx, x):
+            seen.append(is_inside_operator())
+            return x
+
+    @torch.no_grad()
+    def train():
+        return is_inside_operator()
+
+    Decorated.apply(torch.ones(2))
+    assert seen == [True] and not train()
+
+
 def test_what_runs_inside_an_operator_is_told():
     seen = []
 
