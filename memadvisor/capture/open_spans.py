@@ -78,9 +78,5 @@ def _is_in_backward() -> bool:
 def end_script_spans() -> None:
     """End what Python code has opened; where it is closed in its time, nothing happens any more."""
     for each in gc.get_objects():
-        if type(each) is record_function and (span := _of(each)) is not None:
-            torch.ops.profiler._record_function_exit._RecordFunction(span)
-
-
-def _of(opened: record_function) -> Any:
-    return getattr(opened, "record", None)
+        if type(each) is record_function and each.record is not None:
+            torch.ops.profiler._record_function_exit._RecordFunction(each.record)

@@ -83,9 +83,9 @@ class StepEvents:
                 self.of[item.comes[0]].append(Event(item.comes[1], BIRTH, number, FIRST))
             death, own = (item.death_segment, item.death_s), self._own_of_parts.get(number)
             if own is not None:
-                segment, end = own.end(item)
+                segment, end = own.end(number, item)
                 if segment < len(self.of):
-                    self.of[segment].append(end._replace(number=number))
+                    self.of[segment].append(end)
                 death = (
                     item.unsaved_death if item.freed_by in recomputed else (item.birth_segment, own.unsaved_s)
                 )

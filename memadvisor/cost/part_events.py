@@ -22,10 +22,10 @@ class OwnOfPart(NamedTuple):
     unsaved_s: float
     again: tuple[int, float]
 
-    def end(self, item: StepStorage) -> tuple[int, Event]:
-        """Where what was made again goes; `item` without its number."""
+    def end(self, place: int, item: StepStorage) -> tuple[int, Event]:
+        """In which segment what was made again goes."""
         segment, time_s = max((item.death_segment, item.death_s), self.again)
-        return segment, Event(time_s, DEATH, -1, OF_PART)
+        return segment, Event(time_s, DEATH, place, OF_PART)
 
 
 class PartEvents:
@@ -36,12 +36,12 @@ class PartEvents:
         self.own: dict[int, OwnOfPart] = {}
         self.again: dict[int, list[tuple[float, list[Event]]]] = defaultdict(list)
         places = {item.number: place for place, item in enumerate(storages)} if chosen else {}
+        made: dict[int, list[tuple[int, StepStorage]]] = defaultdict(list)
+        for place, item in enumerate(storages if chosen else ()):
+            if item.runs_again:
+                made[item.birth_segment].append((place, item))
         for one in chosen:
-            inside = [
-                (place, item)
-                for place, item in enumerate(storages)
-                if item.birth_segment == one.forward and item.runs_again
-            ]
+            inside = made[one.forward]
             for part in one.parts:
                 again = one.backward, part.asked_s
                 own = {

@@ -125,14 +125,15 @@ class BoundaryTensor:
 class StepStorage:
     """One allocation of the captured step, so that the sequence of all of them can be played again.
 
-    `number`: as parts of units know it (parts.py). Segments are as above (-1: before the step; their number: after it); times order what happens within one. `freed_by`:
-    the unit whose recomputation sets it free; it then dies at `unsaved_death` (segment, time). `boundary` is set for what
-    flows between units, `saved` for what an engine may take meanwhile. `runs_again`: a recomputation of its unit
-    allocates it too. `stream`: whose memory it is; 0 is the one that computes. `owner`: the unit whose state it is.
-    `comes`: segment and time of the training's first step in which what is there before the captured one came.
-    `in_place_of`: the number of the one in whose memory it is in steps that are not traced. `cached`: the unit that has put
-    it into a cache of keys and values, and from when on (segment, time) the cache alone holds it; -1: from the start.
-    `accumulated`: segment and time when autograd adds it to a parameter's gradient, where that is known.
+    `number`: as parts of units know it (parts.py). Segments are as above (-1: before the step; their number: after
+    it); times order what happens within one. `freed_by`: the unit whose recomputation sets it free; it then dies at
+    `unsaved_death` (segment, time). `boundary` is set for what flows between units, `saved` for what an engine may
+    take meanwhile. `runs_again`: a recomputation of its unit allocates it too. `stream`: whose memory it is; 0 is the
+    one that computes. `owner`: the unit whose state it is. `comes`: segment and time of the training's first step in
+    which what is there before the captured one came. `in_place_of`: the number of the one in whose memory it is in
+    steps that are not traced. `cached`: the unit that has put it into a cache of keys and values, and from when on
+    (segment, time) the cache alone holds it; -1: from the start. `accumulated`: segment and time when autograd adds
+    it to a parameter's gradient, where that is known.
     """
 
     category: str

@@ -139,12 +139,16 @@ def test_what_the_engine_holds_is_what_the_simulator_said(plain_run, tmp_path, o
         if "--plan" in options:
             save_plan(mixture(plain), directory / options[1])
             words = ("--plan", str(directory / options[1]))
-        applied = memadvisor("run", directory / "run", *words)
-        predicted = simulate(plain, write_schedule(applied.plan, plain.units), TIMES, transfers=TIERS)
-        assert {sent_bytes(rank) for rank in applied.ranks} == {predicted.sent_bytes}
-        return far_peaks(predicted.peak.total_bytes, applied, within)
+        return applied_otherwise(directory, plain, words, within)
 
     some_try(tmp_path, faults_of)
+
+
+def applied_otherwise(directory, plain, words, within, size=SIZE):
+    applied = memadvisor("run", directory / "run", *words, size=size)
+    predicted = simulate(plain, write_schedule(applied.plan, plain.units), TIMES, transfers=TIERS)
+    assert {sent_bytes(rank) for rank in applied.ranks} == {predicted.sent_bytes}
+    return far_peaks(predicted.peak.total_bytes, applied, within)
 
 
 def test_what_parts_of_units_hold_is_what_the_simulator_said(tmp_path):
@@ -155,9 +159,7 @@ def test_what_parts_of_units_hold_is_what_the_simulator_said(tmp_path):
         plain = captured_step(memadvisor("profile", directory / "plain", size=size))
         save_plan(in_parts(plain), directory / "parts.json")
         words = ("--plan", str(directory / "parts.json"))
-        applied = memadvisor("run", directory / "run", *words, size=size)
-        predicted = simulate(plain, write_schedule(applied.plan, plain.units), TIMES)
-        return far_peaks(predicted.peak.total_bytes, applied, 1e-3)
+        return applied_otherwise(directory, plain, words, 1e-3, size)
 
     some_try(tmp_path, faults_of)
 

@@ -120,8 +120,8 @@ def test_the_choice_is_as_fast_as_the_best_of_many(plain):
 
 
 def advised(directory, kind, plans_of):
-    """A recording, its losses, and the first of its plans that has parts. What is faster hangs on the times of one traced
-    step, so on a busy machine it is another recording's."""
+    """A recording, its losses, and the first of its plans that has parts. What is faster hangs on how long its steps took,
+    so on a busy machine it is another recording's."""
     for number in range(TRIES):
         run, losses = recorded(directory / f"plain{number}", kind)
         found = next((each for each in plans_of(run) if each.plan.parted_units), None)
