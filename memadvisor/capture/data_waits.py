@@ -99,13 +99,13 @@ class DataWaits:
         except Exception as error:
             self._fail(error)
 
-    def see_models(self, step: int, roots: Iterable[tuple[str, torch.nn.Module]]) -> None:
+    def see_models(self, step: int, roots: Callable[[], Iterable[tuple[str, torch.nn.Module]]]) -> None:
         """When a step ends: those of the models in training mode that have something to train. Others, a teacher that is
         always in evaluation mode, say nothing of what a batch is for; nor does a model that is trained in that mode."""
         if step >= _NUM_STEPS:
             return
         known = [reference() for reference in self._trained]
-        for _, root in roots:
+        for _, root in roots():
             is_new = root.training and not any(root is each for each in known)
             if is_new and any(parameter.requires_grad for parameter in root.parameters()):
                 self._trained.append(weakref.ref(root))

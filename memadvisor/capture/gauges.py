@@ -23,7 +23,7 @@ class Gauges:
     def __init__(self) -> None:
         alive = residents((), torch.device("cpu"))
         self.cpu = open_cpu_account((block.address, block.size_bytes) for block in alive)
-        self.device = torch.device("cpu")
+        self.device, self._is_on_gpu = torch.device("cpu"), False
         self.nvml: object | None = None
         self.allocated_bytes: int | None = None
         self.peaks: tuple[int | None, int | None] = None, None
@@ -32,7 +32,7 @@ class Gauges:
 
     def meet(self, device: torch.device) -> None:
         """The model is on this CUDA device."""
-        self.device = device
+        self.device, self._is_on_gpu = device, True
         self.nvml = open_nvml(device)
 
     @property
@@ -42,7 +42,7 @@ class Gauges:
 
     def read(self, now_s: float) -> Counter | None:
         """The step has ended: set `allocated_bytes` and `peaks` (allocated, reserved); a counter's row now and then."""
-        totals = device_totals(self.device)
+        totals = device_totals(self.device) if self._is_on_gpu else None
         if totals is not None:
             self.allocated_bytes = totals.allocated_bytes
         else:

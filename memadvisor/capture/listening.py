@@ -8,6 +8,7 @@ cost (most models: a few hundred microseconds in a step of a tenth of a second),
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from statistics import median
 
@@ -35,14 +36,38 @@ class Listening:
         self._lengths_s: deque[float] = deque(maxlen=_NUM_COMPARED)
         self._full_s: deque[float] = deque(maxlen=_NUM_COMPARED)
         self._thin_s: deque[float] = deque(maxlen=_NUM_COMPARED)
+        self._begin_s = time.monotonic()
+        self._begin_busy_s: float | None = time.thread_time()  # None: the step is compared with no other
 
-    def note_thin(self, length_s: float, busy_s: float) -> None:
-        """A step without listening took `length_s`, of which its thread was at work for `busy_s`."""
-        self._lengths_s.append(length_s)
-        self._thin_s.append(busy_s)
+    def turn_to(self, index: int, *, was_full: bool | None, estimate_s: float, must: bool) -> bool:
+        """A step ends in this thread, which was listened to or not (None: its length tells nothing), and that of `index`
+        begins: whether to listen to it, as one `must` or `wants`."""
+        now_s, begin_busy_s = time.monotonic(), self._begin_busy_s
+        now_busy_s = None if begin_busy_s is None else time.thread_time()
+        if was_full is not None:
+            length_s = now_s - self._begin_s
+            busy_s = None if now_busy_s is None or begin_busy_s is None else now_busy_s - begin_busy_s
+            if was_full and busy_s is not None:
+                self.note_full(length_s, busy_s, estimate_s)
+            elif not was_full:
+                self.note_thin(length_s, busy_s)
+        wanted = must or self.wants(index)
+        # To ask how long a thread was at work takes as long as much else that a step without listening is charged with.
+        is_compared = wanted or self._num_thin < _NUM_COMPARED or self._num_thin % _NUM_COMPARED == 0
+        if is_compared and now_busy_s is None:
+            now_busy_s = time.thread_time()
+        self._begin_s, self._begin_busy_s = now_s, now_busy_s if is_compared else None
+        return wanted
+
+    def note_thin(self, length_s: float, busy_s: float | None = None) -> None:
+        """A step without listening took `length_s`, of which its thread was at work for `busy_s`: known of each of the first
+        ones, and then of one in so many."""
         self._num_thin += 1
-        if self._num_thin == _NUM_COMPARED:
-            self._weigh()
+        if busy_s is not None:
+            self._lengths_s.append(length_s)
+            self._thin_s.append(busy_s)
+            if self._num_thin == _NUM_COMPARED:
+                self._weigh()
         if self._num_thin >= _NUM_COMPARED:
             # No more than one step's cost, or a long pause would be followed by many dear steps.
             self._saved_s = min(self._saved_s + BUDGET * length_s, self.cost_s)

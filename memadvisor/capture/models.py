@@ -35,6 +35,7 @@ class Models:
         self._parts: dict[str, list[tuple[str, weakref.ref[torch.nn.Module]]]] = {}
         self._kinds: dict[str, ModuleNode] = {}
         self._met: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._met_last: weakref.ref[torch.optim.Optimizer] | None = None
         self._loose: list[weakref.ref[torch.Tensor]] = []  # trained, and no module's
         self.num_prefixes = self._num_searches = 0
         self._order: dict[str, None] = {}  # units in order of first execution
@@ -122,6 +123,9 @@ class Models:
     def meet_trained(self, optimizer: torch.optim.Optimizer) -> None:
         """Find the models of an optimizer that has stepped for the first time, where none of its parameters is of a known
         one: meta-learning calls copies, and trains what they are copies of."""
+        if self._met_last is not None and self._met_last() is optimizer:  # each step asks
+            return
+        self._met_last = weakref.ref(optimizer)
         if optimizer in self._met or self._num_searches >= _MOST_SEARCHES:
             return
         self._met.add(optimizer)

@@ -328,7 +328,7 @@ class Recorder:
         step = self._spans.step
         self._spans.stop_listening(self.hooks.quiet_call_s * self.hooks.num_module_calls)
         self.hooks.num_module_calls = 0
-        self.hooks.data_waits.see_models(step.index, self._models.roots())
+        self.hooks.data_waits.see_models(step.index, self._models.roots)
         self._updates.last_end = None
         self._position.micro_batch = 0
         counter = self._gauges.read(now_s)

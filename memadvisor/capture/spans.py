@@ -77,7 +77,7 @@ class OpenStep:
     # For DataLoaders (data_waits.py). None before the first: a list that each step keeps brings on the garbage collector.
     waits: list[tuple[Any, ...]] | None = None
     given: dict[str, Given] = field(default_factory=dict)
-    seen: SeenBatches = field(default_factory=SeenBatches)
+    seen: SeenBatches | None = None  # before anything was given
     largest_input: int = 0  # elements that a model was given in one call, at most
     largest_input_since_update: int = 0
     num_backwards: int = 0
@@ -118,7 +118,6 @@ class SpanLog:
         self._num_calls = 0
         self._starts: dict[str, _BackwardStart] = {}
         self.has_unit_spans = True
-        self._begin_s, self._begin_busy_s = time.monotonic(), time.thread_time()
         self._listening = Listening()
         self._estimate_s = (
             0.0  # what listening to modules took in the last full step, by the calls that were timed
@@ -128,15 +127,10 @@ class SpanLog:
 
     def begin(self, index: int, start: _Mark, *, traced: bool) -> None:
         """The next step; what was open in the last one is forgotten."""
-        now_s, busy_s = time.monotonic(), time.thread_time()
-        if not (self.step.traced or self.step.is_pieced or self.step.is_disturbed):
-            times_s = now_s - self._begin_s, busy_s - self._begin_busy_s
-            if self.has_unit_spans:
-                self._listening.note_full(*times_s, self._estimate_s)
-            else:
-                self._listening.note_thin(*times_s)
-        self._begin_s, self._begin_busy_s = now_s, busy_s
-        self.has_unit_spans = traced or self._listening.wants(index)
+        last = self.step
+        was_full = None if last.traced or last.is_pieced or last.is_disturbed else self.has_unit_spans
+        wants = self._listening.turn_to(index, was_full=was_full, estimate_s=self._estimate_s, must=traced)
+        self.has_unit_spans = wants
         self.step = OpenStep(index=index, start=start, traced=traced)
         self._units.clear()
 
@@ -169,7 +163,7 @@ class SpanLog:
         rest.index, rest.start = ended.index + 1, end
         rest.num_backwards -= ended.num_backwards
         rest.num_derivatives -= ended.num_derivatives
-        rest.seen = SeenBatches()
+        rest.seen = None
         rest.given = {name: each.since(ended.given.get(name, Given())) for name, each in rest.given.items()}
         rest.largest_input = rest.largest_input_since_update
         ended.is_pieced = rest.is_pieced = True
@@ -321,8 +315,11 @@ class SpanLog:
             given.takes_data, given.fed_at = True, num_losses
         elif given.fed_at == num_losses:  # a solver's next point: the same samples, worked on further
             return
-        if is_known and step.seen.is_repeated(name, args, kwargs, self._position.micro_batch):
-            return
+        if is_known:
+            if step.seen is None:
+                step.seen = SeenBatches()
+            if step.seen.is_repeated(name, args, kwargs, self._position.micro_batch):
+                return
         is_sure = step.traced or not info.may_be_length_first
         told = self.on_first_batch if is_sure else None
         if num_samples is not None and told is not None and told(num_samples):

@@ -121,11 +121,13 @@ class Tracing:
 
         It is from the chosen step on; some steps later where the script's own profiler is at work until then.
         """
+        if self._has_started:
+            return False
         number = _get_sequence_nr()
         if self._last_node is not None:
             self._num_nodes = max(0, number - self._last_node)
         self._last_node = number
-        if self._has_started or step < self.first_step:
+        if step < self.first_step:
             return False
         return not self._script_profiles or step >= self.first_step + _MOST_STEPS_TO_WAIT
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memadvisor.capture import listening as module
 from memadvisor.capture.listening import BUDGET, NUM_FIRST, Listening
 
 NUM_COMPARED = 8
@@ -83,3 +84,48 @@ def test_a_step_that_earns_its_cost_is_always_listened_to():
     # The estimate is worth a comparison, and what that tells is still within the budget.
     found = train(Listening(), [0.1] * 100, 0.00045, estimate_s=0.0002)
     assert found == [*range(NUM_FIRST), *range(NUM_FIRST + NUM_COMPARED, 100)]
+
+
+class Clock:
+    """Steps of ten milliseconds, and three more in those that are listened to, of which the thread is at work throughout."""
+
+    def __init__(self):
+        self.now_s = 0.0
+        self.num_busy_readings = 0
+
+    def monotonic(self):
+        return self.now_s
+
+    def thread_time(self):
+        self.num_busy_readings += 1
+        return self.now_s
+
+
+def test_how_long_the_thread_was_at_work_is_asked_in_one_of_eight_steps_that_nobody_listens_to(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    listening, full, by_step = Listening(), [], []
+    is_full = True
+    for index in range(1, 1001):
+        clock.now_s += 0.013 if is_full else 0.010
+        before = clock.num_busy_readings
+        is_full = listening.turn_to(index, was_full=is_full, estimate_s=0.001, must=False)
+        by_step.append(clock.num_busy_readings - before)
+        full += [index] if is_full else []
+
+    assert listening.cost_s == pytest.approx(0.003)  # as if each had been asked
+    assert [index for index in full if index < NUM_FIRST] == list(range(1, NUM_FIRST))
+    num_later = len(full) - NUM_FIRST + 1
+    assert num_later >= 10 and num_later * 0.003 <= 1.01 * BUDGET * clock.now_s
+    assert sum(by_step[100:]) <= 2 / 8 * 900 + 2 * num_later
+
+
+def test_a_step_whose_length_tells_nothing_is_in_no_account(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    listening = Listening()
+    listening.turn_to(1, was_full=True, estimate_s=0.0, must=False)
+    clock.now_s += 60
+
+    assert listening.turn_to(2, was_full=None, estimate_s=1.0, must=True)
+    assert listening.cost_s == 0
