@@ -78,6 +78,12 @@ def _bert(name: str, n_layers: int, hidden: int, n_heads: int) -> Architecture:
     return dataclasses.replace(plain, causal=False, embedding_norm=True, final_norm=False, code=code)
 
 
+def _esm2(name: str, n_layers: int, hidden: int, n_heads: int) -> Architecture:
+    """Of proteins: 33 words, rotary positions, norms before attention, no dropout."""
+    plain = _gpt(name, n_layers, hidden, n_heads, 33, 0)
+    return dataclasses.replace(plain, causal=False, code=ReferenceCode(fp32_softmax=False))
+
+
 def _nemotron(name: str, n_layers: int, hidden: int, heads: tuple[int, int], ffn: int) -> Architecture:
     """`heads`: of queries, of keys and values. Squared ReLU, rotary positions, no biases."""
     plain = _gpt(name, n_layers, hidden, heads[0], 256000, 0)
@@ -196,6 +202,15 @@ _BERT = (
     dataclasses.replace(_bert("roberta-base", 12, 768, 12), vocab=50265, positions=514),
     dataclasses.replace(_bert("roberta-large", 24, 1024, 16), vocab=50265, positions=514),
 )
+# https://huggingface.co/facebook/esm2_t33_650M_UR50D and its sisters, config.json.
+_ESM2 = (
+    _esm2("esm2-8m", 6, 320, 20),
+    _esm2("esm2-35m", 12, 480, 20),
+    _esm2("esm2-150m", 30, 640, 20),
+    _esm2("esm2-650m", 33, 1280, 20),
+    _esm2("esm2-3b", 36, 2560, 40),
+    _esm2("esm2-15b", 48, 5120, 40),
+)
 # arXiv:2402.16819, table 1; arXiv:2406.11704, table 1; the others: https://github.com/NVIDIA/NeMo,
 # nemo/collections/llm/gpt/model/nemotron.py
 _NEMOTRON = (
@@ -207,5 +222,5 @@ _NEMOTRON = (
 )
 
 GPT_FAMILY: tuple[Architecture, ...] = (
-    *_GPT2, *_GPT3, *_MEGATRON, *_OTHER, *_OPT, *_BLOOM, *_NEOX, *_MPT, *_FALCON, *_PHI, *_BERT, *_NEMOTRON,
+    *_GPT2, *_GPT3, *_MEGATRON, *_OTHER, *_OPT, *_BLOOM, *_NEOX, *_MPT, *_FALCON, *_PHI, *_BERT, *_ESM2, *_NEMOTRON,
 )  # fmt: skip

@@ -281,6 +281,7 @@ _OTHER = (
     _llama("baichuan2-13b", 40, 5120, (40, 40), 13696, 125696),
     _llama("chatglm2-6b", 28, 4096, (32, 2), 13696, 65024, qkv_biases=True),
     _llama("chatglm3-6b", 28, 4096, (32, 2), 13696, 65024, qkv_biases=True),
+    _llama("glm-4-9b", 40, 4096, (32, 2), 13696, 151552, qkv_biases=True),
     _llama("olmo-1b", 16, 2048, (16, 16), 8192, 50304, tied=True),
     _llama("olmo-7b", 32, 4096, (32, 32), 11008, 50304),
     # arXiv:2501.00656, table 3: norms over all queries and all keys.

@@ -64,6 +64,7 @@ _ALSO = {
     "llama-30b": "llama-33b",
     "codellama-34b": "llama2-34b",
     "tinyllama": "tinyllama-1.1b",
+    "llama3-1b": "llama3.2-1b",
     "llama3.1-8b": "llama3-8b",
     "llama3.1-70b": "llama3-70b",
     "llama3.3-70b": "llama3-70b",
@@ -77,6 +78,10 @@ _ALSO = {
     "bert-large-uncased": "bert-large",
     "bert-base-cased": "bert-base",
     "bert-large-cased": "bert-large",
+    **{
+        f"esm2-t{layers}-{size}": f"esm2-{size}"
+        for layers, size in ((6, "8m"), (12, "35m"), (30, "150m"), (33, "650m"), (36, "3b"), (48, "15b"))
+    },
     "llama4-scout-17b-16e": "llama4-scout",
     "llama4-maverick-17b-128e": "llama4-maverick",
     "vit-base": "vit-b-16",

@@ -36,6 +36,7 @@ from memadvisor.planning.modelled_split import with_balanced_stages
 from memadvisor.planning.nearest_fit import nearest_fit
 from memadvisor.planning.predict_layouts import predict_case
 from memadvisor.planning.what_if import what_if
+from memadvisor.schedule_names import V_SHAPED
 from memadvisor.software import MODERN, PRESETS, find_preset
 from memadvisor.software_dtypes import on_accelerator, with_optimizer, with_precision
 from memadvisor.software_traits import Preset, Software
@@ -362,7 +363,9 @@ def _layout(
     chunks = arguments.chunks
     if chunks is None:
         looped = schedule in ("interleaved", "breadth-first")
-        chunks = preset.chunks_of(max(1, n_layers // pipeline)) if looped else 2 if schedule == "zb-v" else 1
+        chunks = (
+            preset.chunks_of(max(1, n_layers // pipeline)) if looped else 2 if schedule in V_SHAPED else 1
+        )
     sequence_parallel, kind = arguments.sequence_parallel, arguments.tp_kind or "1d"
     if sequence_parallel is None:  # grids part tokens by themselves
         sequence_parallel = preset.sequence_parallel and kind == "1d"

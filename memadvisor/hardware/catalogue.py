@@ -37,6 +37,8 @@ _NOISE = frozenset(
         "google",
         "intel",
         "habana",
+        "huawei",
+        "npu",
         "dgx",
         "hgx",
     )
@@ -55,6 +57,7 @@ def _words(name: str) -> frozenset[str]:
     """The words that tell one device from another: `sxm` of any generation, sizes with their `gb`."""
     text = re.sub(r"(\d+)\s*(?:gb|gib|g)\b", r"\1gb", name.lower().replace("_", "-"))
     text = re.sub(r"\brtx[\s-]*(\d)", r"rtx\1", re.sub(r"\bsxm\d\b", "sxm", text))
+    text = re.sub(r"\bascend(?=\d)", "ascend ", text)
     return frozenset(re.findall(r"[a-z0-9]+", text)) - _NOISE
 
 

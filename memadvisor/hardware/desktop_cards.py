@@ -106,6 +106,7 @@ DESKTOP_CARDS: tuple[CatalogueEntry, ...] = (
     _card("RTX-4070-Ti-SUPER", _ADA, memory_gb=16, bandwidth_gb_s=672, float32_tflops=44.1, power_w=285),
     _card("RTX-4080", _ADA, memory_gb=16, bandwidth_gb_s=716.8, float32_tflops=48.74, power_w=320),
     _card("RTX-4080-SUPER", _ADA, memory_gb=16, bandwidth_gb_s=736, float32_tflops=52.22, power_w=320),
+    _card("RTX-4090-D", _ADA, memory_gb=24, bandwidth_gb_s=1008, float32_tflops=73.54, power_w=425, also=("rtx 4090d", "rtx4090d", "4090d")),
     _card("RTX-5080", _BLACKWELL, memory_gb=16, bandwidth_gb_s=960, float32_tflops=56.3, power_w=360),
     _card("RTX-A4000", _AMPERE_SMALL, memory_gb=16, bandwidth_gb_s=448, float32_tflops=19.17, power_w=140, also=("a4000",)),
     _card("RTX-A4500", _AMPERE_RTX, memory_gb=20, bandwidth_gb_s=640, float32_tflops=23.65, power_w=200, also=("a4500",)),

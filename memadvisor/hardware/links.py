@@ -7,7 +7,7 @@ nobody names others; network cards belong to the node, not to the card. Rates of
 (16 GB/s for 16 lanes of generation 3).
 
 Latencies are those by which NCCL chooses its algorithms (ring, protocol Simple): NCCL 2.12, src/graph/tuning.cc, hwLat.
-Of TPUs' links none is published; NVLink's is taken.
+Of TPUs' links and Ascend's none is published; NVLink's is taken.
 """
 
 from __future__ import annotations
@@ -220,6 +220,18 @@ _GAUDI3_MESH = Link(
     alpha_s=NETWORK_LATENCY_S,
     source=f"{_GAUDI3_NODE.source}: 21 ports of 200 Gbit/s inside a node",
 )
+_ASCEND_NODE = _node(
+    "an Atlas 800T A2 of 8 Ascend 910B, 8 x 200 Gbit/s RoCE",
+    8,
+    200,
+    "Huawei Atlas 800T A2 white paper, https://e.huawei.com/cn/documents/products/computing/b0b253c4d5da4e05ba80a39e3dc65fd2",
+)
+_ASCEND_MESH = Link(
+    kind="HCCS",
+    bytes_per_s=196e9,
+    alpha_s=NVLINK_LATENCY_S,
+    source="https://github.com/ArthurChiao/arthurchiao.github.io (GPU performance, data sheets): 7 links of 56 GB/s both ways",
+)
 _GAUDI2_NODE = _node(
     "a node of 8 Gaudi 2, 3 x 100 Gbit/s for each",
     24,
@@ -313,6 +325,10 @@ LINKS: dict[str, DeviceLinks] = {
     "RTX-A5000-24GB": _links(4),
     "RTX-4000-Ada-20GB": _links(4),
     "RTX-5000-Ada-32GB": _links(4),
+    "Ascend-910B-64GB": _links(4, _ASCEND_MESH, _ASCEND_NODE),
+    "Ascend-910B3-64GB": _links(4, _ASCEND_MESH, _ASCEND_NODE),
+    "L20-48GB": _links(4),
+    "RTX-4090-D-24GB": _links(4),
     "Gaudi-2-96GB": _links(4, _GAUDI2_MESH, _GAUDI2_NODE),
     "Gaudi-3-128GB": _links(5, _GAUDI3_MESH, _GAUDI3_NODE),
     "TPU-v6e-32GB": _links(5, _TPU_V6E_MESH, _TPU_V6E_POD),

@@ -33,6 +33,8 @@ GAUDI = "Intel at Hot Chips 2024, Gaudi 3 AI accelerator (table of Gaudi, Gaudi 
 RTX_PRO_6000 = "NVIDIA RTX PRO 6000 Blackwell, tensor rates without sparsity as printed by https://hmc-tech.com/gpu/nvidia-rtx-pro-6000-blackwell-vs-amd-radeon-pro-duo-polaris; memory, https://gpu.name/posts/nvidia-unveils-rtx-pro-6000-blackwell-gpu-with-24-064-cores-and-96gb-memory"
 MI250X = "AMD Instinct MI250X product page, half of its figures, https://www.amd.com/en/products/accelerators/instinct/mi200/mi250x.html"
 MI300X = "AMD Instinct MI300X data sheet, https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/data-sheets/amd-instinct-mi300x-data-sheet.pdf"
+L20 = "figures as reported of NVIDIA's partner sheet (2023), https://github.com/ArthurChiao/arthurchiao.github.io (GPU performance, data sheets); NVIDIA publishes no sheet"
+ASCEND = "Huawei's Atlas 800 and 900 A2 in two kinds, of 313 and 376 TFLOP/s, as its modelling tool names them (ATLAS_800_A2_313T_64G, ATLAS_800_A2_376T_64G); bandwidth as its users print it"
 
 # Sheets of GeForce cards have the rate at a boost clock that they pass under load: Megatron's 117 TFLOP/s on each of 8
 # RTX 4090, of which products, attention and the pipeline's bubble leave them nine tenths of the sheet's rate.
@@ -57,6 +59,10 @@ CDNA2_SHARE = 0.767 * OF_THE_BEST
 TPU_SHARE, TPU_PRODUCTS = (
     0.923 * OF_THE_BEST,
     "JAX documentation, products of 8192 on a v5e by XLA, https://docs.jax.dev/en/latest/pallas/tpu/matmul.html",
+)
+ASCEND_SHARE, ASCEND_PRODUCTS = (
+    328 / 376 * OF_THE_BEST,
+    "products of bf16 by torch on a 910B, https://github.com/gameofdimension/limulidae",
 )
 TPU_V6E_SHARE, TPU_V6E_PRODUCTS = (
     0.793 * OF_THE_BEST,
@@ -316,6 +322,39 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
         peak_flops_per_s={"float8_e4m3fn": 4614e12, "bfloat16": 2307e12},
         sources=one_page(TPU_7X) | {"matmul": TPU_7X_PRODUCTS},
         matmul_share=TPU_7X_SHARE,
+    ),
+    CatalogueEntry(
+        name="Ascend-910B-64GB",
+        aliases=("ascend 910b", "910b", "ascend 910b2", "910b2", "huawei ascend 910b", "ascend-910b npu"),
+        memory_bytes=64 * 10**9,
+        memory_bandwidth_bytes_per_s=1.6e12,
+        peak_flops_per_s={"float16": 376e12, "bfloat16": 376e12, "float32": 94e12},
+        sources=one_page(ASCEND) | {"matmul": ASCEND_PRODUCTS},
+        matmul_share=ASCEND_SHARE,
+    ),
+    CatalogueEntry(
+        name="Ascend-910B3-64GB",
+        aliases=("ascend 910b3", "910b3", "huawei ascend 910b3"),
+        memory_bytes=64 * 10**9,
+        memory_bandwidth_bytes_per_s=1.6e12,
+        peak_flops_per_s={"float16": 313e12, "bfloat16": 313e12, "float32": 78e12},
+        sources=one_page(ASCEND) | {"matmul": ASCEND_PRODUCTS},
+        matmul_share=ASCEND_SHARE,
+    ),
+    CatalogueEntry(
+        name="L20-48GB",
+        aliases=("l20", "nvidia l20"),
+        memory_bytes=48 * 10**9,
+        memory_bandwidth_bytes_per_s=864e9,
+        peak_flops_per_s={
+            "float8_e4m3fn": 239e12,
+            "float16": 119.5e12,
+            "bfloat16": 119.5e12,
+            "tf32": 59.8e12,
+            "float32": 59.8e12,
+        },
+        power_w=275,
+        sources=one_page(L20),
     ),
     CatalogueEntry(
         name="Gaudi-2-96GB",

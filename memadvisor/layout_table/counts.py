@@ -22,7 +22,9 @@ _IN_BRACKETS = re.compile(r"\((\d+)\s*[x*\u00d7]?\s*(?:gpus?|cards?)\)", re.IGNO
 _GRID = re.compile(r"(\d+)\s*[x*\u00d7]\s*(\d+)")
 _CARDS = re.compile(r"(\d[\d,]*)\s*(?:[x*\u00d7]\s*|\s)((?!gpu)[a-z].*)", re.IGNORECASE)
 # A slice of TPUs by its name; of v4 and v5p the number is of cores, two a chip (cloud.google.com/tpu/docs, of each version).
-_SLICE = re.compile(r"(?:(\d+)\s*[x*\u00d7]\s*)?(?:tpu[\s-]*)?(v[2-6][ep]?)-(\d+)", re.IGNORECASE)
+_SLICE = re.compile(
+    r"(?:(\d+)\s*[x*\u00d7]\s*)?(?:tpu[\s-]*)?(v[2-6](?:[ep]|lite(?:pod)?)?)-(\d+)", re.IGNORECASE
+)
 _TWO_CORES = ("v2", "v3", "v4", "v5p")
 
 
@@ -58,7 +60,7 @@ def slice_of_tpus(said: dict[str, str]) -> dict[str, str]:
     tpus = _SLICE.fullmatch(said.get("gpu", ""))
     if tpus is None:
         return {}
-    said["gpu"] = f"TPU {tpus[2]}"
+    said["gpu"] = f"TPU {re.sub('lite(pod)?', 'e', tpus[2].lower())}"  # Google Cloud's v5litepod
     number = int(tpus[1] or 1) * int(tpus[3]) // (2 if tpus[2].lower() in _TWO_CORES else 1)
     return {} if {"n_gpus", "nodes", "dp"} & set(said) else {"n_gpus": str(max(1, number))}
 

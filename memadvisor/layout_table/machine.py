@@ -37,11 +37,12 @@ _GEFORCE = re.compile(
 )
 # Machines that are named in place of their cards: NVIDIA's, and instances of AWS, Google Cloud and Azure (their documentation).
 _MACHINES = {
-    r"dgx-?[12]": "V100-32GB", r"p3\.": "V100-16GB", r"p3dn\.": "V100-32GB", r"p4d\.": "A100-40GB", r"p4de\.": "A100-80GB",
+    r"dgx-?[12]": "V100-32GB", r"p3\.": "V100-16GB", r"p3dn\.": "V100-32GB", r"p4d(\.|$)": "A100-40GB", r"p4de(\.|$)": "A100-80GB",
     r"p5\.": "H100", r"p5en?\.": "H200", r"g5\.": "A10G", r"g6\.": "L4", r"g6e\.": "L40S", r"a2-highgpu": "A100-40GB",
     r"a2-ultragpu": "A100-80GB", r"a3-(high|mega)gpu": "H100", r"a3-ultragpu": "H200", r"a4-highgpu": "B200", r"(standard_)?nd40rs": "V100-32GB",
     r"(standard_)?nd96asr": "A100-40GB", r"(standard_)?nd96amsr": "A100-80GB", r"(standard_)?nd96isr_h100": "H100",
     r"(standard_)?nd96isr_h200": "H200", r"(standard_)?nd96isr_mi300x": "MI300X",
+    r"atlas[ -]?[89]00t?[ -]?a2": "Ascend 910B",
 }  # fmt: skip
 _GENERATION = re.compile(r"(?:(\d+)\s*[x*\u00d7]\s*|\b)(fdr|edr|hdr|ndr|xdr)(\d{3})?\b", re.IGNORECASE)
 

@@ -26,6 +26,10 @@ _OTHERS = re.compile(
     r"mamba|rwkv|jamba|zamba|bamba|hyena|retnet|griffin|recurrentgemma|falcon-?h1|nemotron[ -]?(h\b|nano|3)|qwen3-?next|qwen3[._]5"
     r"|granite-?4[\w.-]*-h|kimi-?linear|lfm2|olmo-?hybrid|unet|resnet|diffusion|\bsdxl?\b"
 )
+# Of which a size alone tells nothing: they have other layers than language models of it.
+_OTHER_KINDS = re.compile(
+    r"\bwan-?2|hunyuan-?video|cogvideo|open-?sora|step-?video|\bflux|pixart|\bdit\b|\bsd-?3|\bevo-?[12]\b|nllb|m2m"
+)
 _WHOLE = ("n_heads", "n_kv_heads", "head_dim", "ffn", "vocab")
 _FLAGS = ("gated_mlp", "tied_embeddings", "biases", "causal")
 MEGATRON_VOCAB = 50257  # GPT-2's
@@ -129,7 +133,8 @@ def _of_size(cells: Cells) -> Architecture:
     billions = cells.number("params_b") or (parameters / 1e9 if parameters else billions_in(name or ""))
     if parameters is not None and parameters < 1e4:  # a bare 6.7
         billions = parameters
-    if billions is None or re.search(r"\d\s*x\s*\d|moe|-a\d", (name or "").lower()):
+    words = (name or "").lower()
+    if billions is None or re.search(r"\d\s*x\s*\d|moe|-a\d", words) or _OTHER_KINDS.search(words):
         raise UsageError(
             "n_layers and hidden are needed, or the name of a known model alone."
             if name is None

@@ -10,7 +10,7 @@ from memadvisor.layout_table.training_code import plain_word
 
 # Everything of each layer runs again.
 _ALL = re.compile(
-    r"full|all|every|uniform|block|layer|per(layer|block)|transformer(layer|block)|ac$|(activation|gradient)?(re|check).*|(act|grad)ckpt|ckpt|half|partial"
+    r"full|all|every|uniform|block|layer|per(layer|block)|transformer(layer|block)|ac$|(activation|gradient)?(re|check).*|(act|grad)ckpt|ckpt|half|partial|gc$|w(ith)?(ac|gc|ckpt|(act|grad|full|re|check)\w*)$"
 )
 _EVERY = re.compile(r"every (\d+)|every (?:other|second)|half|(\d+) ?(?:of|in|out of|/) ?([1-9]\d*)")
 # torchtitan's `selective` by layer: every second one, or as many as are said, as a whole (its activation checkpointing).
@@ -22,7 +22,7 @@ _KEEPS_PRODUCTS = re.compile(
 )
 _KEEPS_SOME = re.compile(r"save\w+|qkvproj\w*|custom|offload\w*")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%|(0?\.\d+)")  # of the layers
-_COUNTED = re.compile(r"block\W*(\d+)|(\d+) layers")
+_COUNTED = re.compile(r"block\W*(\d+)|(\d+) layers|^([2-9]|[1-9]\d+)$")  # a bare number too
 
 
 def recomputation(cells: Cells, layers_of_part: float) -> tuple[str, float]:
@@ -49,7 +49,9 @@ def recomputation(cells: Cells, layers_of_part: float) -> tuple[str, float]:
         share = float(percent[1]) / 100 if percent[1] else float(percent[2])
         return ("full", min(1.0, share)) if share > 0 else ("none", 1.0)
     if count is None and (counted := _COUNTED.search(words)):
-        count = int(counted[1] or counted[2])
+        count = int(next(filter(None, counted.groups())))
+        if counted[3]:
+            cells.note(f"recompute {text!r} is taken for so many layers of each part of the model")
     if every := _EVERY.search(words):
         step, part, whole = every.groups()
         share = int(part) / int(whole) if part else 1 / int(step or 2) if step != "0" else 0.0
@@ -89,7 +91,10 @@ def recompute_word(text: str | None) -> str:
     word = plain_word(words.split("(")[0])
     if (
         words in NO
-        or re.fullmatch(r"no(ne|act|recompute|recomputation|ckpt|checkpointing|ac)?|without.*|00", word)
+        or re.fullmatch(
+            r"no(ne|act|recompute|recomputation|ckpt|checkpointing|ac|gc)?|wo(ac|gc|ckpt|(act|grad|re|check)\w*)|without.*|00",
+            word,
+        )
         or word == "everythingsaveable"
     ):
         return "none"

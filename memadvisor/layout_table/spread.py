@@ -15,11 +15,13 @@ from memadvisor.layout_table.cells import NO, YES, Cells
 from memadvisor.layout_table.machine import usual_per_node
 from memadvisor.layout_table.recomputation import recomputation
 from memadvisor.layout_table.training_code import plain_word, software_of, stage_in, strategy_stage
-from memadvisor.schedule_names import SCHEDULES, schedule_name
+from memadvisor.schedule_names import SCHEDULES, V_SHAPED, schedule_name
 from memadvisor.software import find_preset
 from memadvisor.software_traits import Preset
 from memadvisor.zeropp_options import ZeroPP, zeropp_fields, zeropp_names
 
+# What is sharded, of words that say that alone.
+_SHARDS = {"optim": 1, "optimizer": 1, "optimizerstates": 1, "distopt": 1, "full": 3, "hybrid": 3}
 _NAMES_DEGREES = re.compile(r"(?<![a-z])(dp|tp|mp|pp|cp|ep|sp)\s*[-=:_]?\s*\d", re.IGNORECASE)
 
 
@@ -84,8 +86,9 @@ def step_of(
         degrees.context > 1 and shard == degrees.data * degrees.context
     ):  # all, with those that share a sequence
         shard = None
-    if shard is None and re.match("hybridshard|hsdp", plain_word(cells.text("strategy") or "")):
-        shard = _hybrid(cells.text("strategy") or "", min(cluster.per_node, degrees.data), degrees.data)
+    strategy = cells.text("strategy") or cells.text("zero_stage") or ""
+    if shard is None and re.match("hybrid|hsdp", plain_word(strategy)):
+        shard = _hybrid(strategy, min(cluster.per_node, degrees.data), degrees.data)
     kind = (cells.text("tp_kind") or "1d").strip().lower()
     imbalance = cells.number("expert_imbalance")
     on_host = [cells.flag(name) or False for name in ("offload_optimizer", "offload_parameters")]
@@ -174,7 +177,7 @@ def _schedule(cells: Cells, degrees: Degrees, architecture: Architecture, preset
         chunks = -(-architecture.n_layers // (degrees.pipeline * part))
     if chunks is None and schedule in ("interleaved", "breadth-first"):
         chunks = preset.chunks_of(-(-architecture.n_layers // degrees.pipeline))
-    if chunks is None and schedule == "zb-v":
+    if chunks is None and schedule in V_SHAPED:
         chunks = 2
     if degrees.pipeline == 1:
         return 1, "1f1b"
@@ -189,7 +192,7 @@ def _zero_stage(cells: Cells, preset: Preset) -> int:
         if text.lower() in NO:
             return 0
         number = re.fullmatch(r"[zZ]?([0-3])(?:\.0*)?(?:\s*[(+,/].*)?", text)  # `3 (offload)`
-        stage = int(number.group(1)) if number is not None else stage_in(text)
+        stage = int(number.group(1)) if number is not None else _SHARDS.get(plain_word(text), stage_in(text))
         if stage is None or text.startswith("-"):
             raise UsageError(f"zero_stage is {text!r}; it is 0, 1, 2 or 3.")
         return stage

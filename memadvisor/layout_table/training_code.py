@@ -45,6 +45,9 @@ STRATEGIES = {
     "shardgradop": 2,
     "fullshard": 3,
     "hybridshard": 3,
+    "fullyshard": 3,
+    "optimgradsparams": 3,  # Megatron-FSDP's data_parallel_sharding_strategy
+    "optimgrads": 2,
     "fsdp": 3,
     "hsdp": 3,
     "zerooffload": 2,  # arXiv:2101.06840

@@ -232,7 +232,10 @@ def _offloaded_inputs(said: dict[str, str]) -> dict[str, str]:
     """What is kept for the backward waits on the host, of words for recomputation: MaxText's `minimal_offloaded`,
     axolotl's `offload`, Unsloth's own checkpoints."""
     text = said.get("recompute", "").lower()
-    if not re.search(r"unsloth|(full|minimal|^)[\s_-]*offload", text) or "offload_activations" in said:
+    if (
+        not re.search(r"unsloth|(full|minimal|true|yes|^)(\W|_|with|and|cpu)*offload", text)
+        or "offload_activations" in said
+    ):
         return {}
     if not text.startswith("minimal"):
         said["recompute"] = "full"

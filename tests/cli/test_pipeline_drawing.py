@@ -9,7 +9,7 @@ from memadvisor.cost.pipelines import SCHEDULES, ChunkCosts, simulate_pipeline
 
 
 def times_of(name, devices=4, microbatches=8, **more):
-    chunks = {"zb-v": 2, "interleaved": 2, "breadth-first": 2}.get(name, 1)
+    chunks = {"zb-v": 2, "dualpipe-v": 2, "interleaved": 2, "breadth-first": 2}.get(name, 1)
     cost = ChunkCosts(forward_s=1, input_backward_s=1, weight_backward_s=1, activation_bytes=2**30)
     return simulate_pipeline(
         name, [cost] * (devices * chunks), microbatches, num_devices=devices, timeline=True, **more

@@ -28,6 +28,15 @@ def rates(**columns):
         ("Gaudi 3", "Gaudi-3-128GB"),
         ("TPU Trillium", "TPU-v6e-32GB"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX-PRO-6000-96GB"),
+        ("v5litepod-256", "TPU-v5e-16GB"),
+        ("TPU v5p-128", "TPU-v5p-95GB"),
+        ("p4de", "A100-SXM4-80GB"),
+        ("RTX 4090 D", "RTX-4090-D-24GB"),
+        ("4090D", "RTX-4090-D-24GB"),
+        ("NVIDIA L20", "L20-48GB"),
+        ("Huawei Ascend 910B NPU", "Ascend-910B-64GB"),
+        ("Ascend910B3", "Ascend-910B3-64GB"),
+        ("Atlas 900 A2 PODc", "Ascend-910B-64GB"),
     ],
 )
 def test_names_of_cards(name, card):

@@ -1,5 +1,7 @@
 """How a row spreads a model over its ranks."""
 
+import pytest
+
 from tests.layout_table.test_read import case_of, read_one
 
 
@@ -13,3 +15,34 @@ def test_whole_experts_on_tensor_parallel_ranks():
     assert (beyond.layout.expert, beyond.software.whole_experts) == (8, True)
     assert "expert_tensor is 2" in (read_one(**experts, etp="2").error or "")
     assert "whole experts" in (read_one(**{**experts, "ep": "2"}, etp="1").error or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "stage"),
+    [("optim", 1), ("optim_grads", 2), ("optim_grads_params", 3), ("fully_shard", 3), ("full", 3), ("distributed optimizer", 1)],
+)  # fmt: skip
+def test_what_is_sharded_in_the_trainers_own_words(text, stage):
+    assert case_of(zero_stage=text).step.layout.zero_stage == stage
+
+
+@pytest.mark.parametrize("text", ["HSDP", "hybrid", "HYBRID_SHARD_ZERO2"])
+def test_hybrid_sharding_is_understood_in_the_column_of_stages_too(text):
+    """There it was taken for sharding over all replicas."""
+    assert case_of(dp="16", zero_stage=text).step.layout.shard == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "schedule", "chunks"),
+    [
+        ("ScheduleInterleaved1F1B", "interleaved", 2),
+        ("Schedule1F1B", "1f1b", 1),
+        ("interleave", "interleaved", 2),
+        ("DualPipeV", "dualpipe-v", 2),
+        ("dualpipe_v", "dualpipe-v", 2),
+        ("ZBVZeroBubble", "zb-v", 2),
+    ],
+)
+def test_schedules_in_the_words_of_torch_and_of_their_authors(text, schedule, chunks):
+    given = {"chunks": "2"} if schedule == "interleaved" else {}
+    layout = case_of(pp="2", dp="4", n_gpus="8", grad_accum="8", pp_schedule=text, **given).step.layout
+    assert (layout.schedule, layout.chunks) == (schedule, chunks)

@@ -10,12 +10,12 @@ from memadvisor.cost.pipelines.costs import ChunkCosts
 from memadvisor.cost.pipelines.graph import PipelineGraph, pipeline_graph
 from memadvisor.cost.pipelines.looped import breadth_first, interleaved
 from memadvisor.cost.pipelines.one_chunk import double_buffered_weights, gpipe, one_forward_one_backward
-from memadvisor.cost.pipelines.two_ways import chimera, dualpipe
+from memadvisor.cost.pipelines.two_ways import chimera, dualpipe, dualpipe_v
 from memadvisor.cost.pipelines.v_shape import zb_v
 from memadvisor.cost.pipelines.work import PipelineOrder
 from memadvisor.cost.pipelines.zero_bubble import zb_h1, zb_h2
 from memadvisor.errors import UsageError
-from memadvisor.schedule_names import SCHEDULES, schedule_name
+from memadvisor.schedule_names import SCHEDULES, V_SHAPED, schedule_name
 
 _ORDERS: dict[str, Callable[[int, int, int], PipelineOrder]] = {
     "gpipe": gpipe,
@@ -29,6 +29,7 @@ _ORDERS: dict[str, Callable[[int, int, int], PipelineOrder]] = {
     "zb-h2": zb_h2,
     "zb-v": zb_v,
     "dualpipe": dualpipe,
+    "dualpipe-v": dualpipe_v,
 }
 assert {*_ORDERS, *AUTOMATIC} == set(SCHEDULES)
 _LOOPED = ("interleaved", "breadth-first")
@@ -53,7 +54,7 @@ def check_schedule(name: str, num_devices: int, num_microbatches: int, chunks_pe
             f"A pipeline needs at least one device, microbatch and chunk, not {num_devices}, {num_microbatches} "
             f"and {chunks_per_device}."
         )
-    needed = 2 if name == "zb-v" else 1
+    needed = 2 if name in V_SHAPED else 1
     if name not in _LOOPED and chunks_per_device != needed:
         raise UsageError(
             f"{name} has {needed} chunk{'s' if needed > 1 else ''} of the model a device, not {chunks_per_device}.",
@@ -73,6 +74,10 @@ def check_schedule(name: str, num_devices: int, num_microbatches: int, chunks_pe
         raise UsageError(
             f"dualpipe on {num_devices} devices needs an even number of microbatches of at least "
             f"{2 * num_devices}, not {num_microbatches}."
+        )
+    if name == "dualpipe-v" and num_microbatches < 2 * num_devices:
+        raise UsageError(
+            f"dualpipe-v on {num_devices} devices needs at least {2 * num_devices} microbatches, not {num_microbatches}."
         )
 
 

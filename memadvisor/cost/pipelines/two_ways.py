@@ -1,6 +1,7 @@
 """Two pipelines through the same devices in opposite directions, each with its own copy of the weights.
 
 Device d is stage d of the one and stage p-1-d of the other, so that the one's idle start and end are the other's work.
+DualPipeV has half of such devices: the way back is the second half of the model.
 """
 
 from __future__ import annotations
@@ -45,27 +46,18 @@ def dualpipe(num_devices: int, num_microbatches: int, chunks_per_device: int = 1
     In its main part a device computes one direction's forward and the other's backward as one piece, which hides
     their all-to-all: it begins when both inputs are there, takes the two's times, and ends with both results.
     """
-    codes = Codes(num_devices, num_microbatches)
     half = num_microbatches // 2
+    codes = Codes(num_devices, num_microbatches)
     orders = []
     together: set[int] = set()
     for device in range(num_devices):
         # Seen from the nearer end, all devices do alike; microbatches come from there (near) or from the other end.
         nearer = min(device, num_devices - 1 - device)
         ends = (0, half) if device < num_devices // 2 else (half, 0)
-        stages = tuple(device if first == 0 else num_devices - 1 - device for first in ends)
-        following = {(kind, way): 0 for kind in ("F", "B", "W") for way in (0, 1)}
-        order: list[int] = []
-        for kind, way, as_one in _dualpipe_pieces(nearer, num_devices, half):
-            role = "B" if kind is Kind.BW else kind.name
-            microbatch = ends[way] + following[role, way]
-            following[role, way] += 1
-            order.append(codes.of(Work(kind, stages[way], microbatch)))
-            if as_one:
-                together.add(order[-1])
-            if kind is Kind.BW:
-                following["W", way] += 1
-        orders.append(order)
+        near, far = (device if first == 0 else num_devices - 1 - device for first in ends)
+        orders.append(
+            _both_ways(codes, together, _dualpipe_pieces(nearer, num_devices, half), (near, far), ends)
+        )
     return PipelineOrder(
         num_devices=num_devices,
         num_chunks=num_devices,
@@ -76,7 +68,54 @@ def dualpipe(num_devices: int, num_microbatches: int, chunks_per_device: int = 1
     )
 
 
+def dualpipe_v(num_devices: int, num_microbatches: int, chunks_per_device: int = 2) -> PipelineOrder:
+    """DualPipeV (github.com/deepseek-ai/DualPipe, dualpipev.py): the first p of DualPipe's 2p devices, with one copy of the
+    weights. Device d has chunks d and 2p-1-d, and what comes from the far end is what it sent on its way down the V.
+    """
+    codes = Codes(2 * num_devices, num_microbatches)
+    together: set[int] = set()
+    orders = [
+        _both_ways(
+            codes,
+            together,
+            _dualpipe_pieces(device, 2 * num_devices, num_microbatches),
+            (device, 2 * num_devices - 1 - device),
+            (0, 0),
+        )
+        for device in range(num_devices)
+    ]
+    return PipelineOrder(
+        num_devices=num_devices,
+        num_chunks=2 * num_devices,
+        num_microbatches=num_microbatches,
+        codes=tuple(orders),
+        together=frozenset(together),
+    )
+
+
 NEAR, FAR = 0, 1
+
+
+def _both_ways(
+    codes: Codes,
+    together: set[int],
+    pieces: Iterator[tuple[Kind, int, bool]],
+    chunks: tuple[int, int],
+    firsts: tuple[int, int],
+) -> list[int]:
+    """A device's order: `chunks` and the first microbatch of the near way and the far one. Adds to `together`."""
+    following = {(kind, way): 0 for kind in ("F", "B", "W") for way in (NEAR, FAR)}
+    order: list[int] = []
+    for kind, way, as_one in pieces:
+        role = "B" if kind is Kind.BW else kind.name
+        microbatch = firsts[way] + following[role, way]
+        following[role, way] += 1
+        order.append(codes.of(Work(kind, chunks[way], microbatch)))
+        if as_one:
+            together.add(order[-1])
+        if kind is Kind.BW:
+            following["W", way] += 1
+    return order
 
 
 def _dualpipe_pieces(nearer: int, num_devices: int, half: int) -> Iterator[tuple[Kind, int, bool]]:

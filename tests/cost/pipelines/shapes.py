@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from memadvisor.cost.pipelines import SCHEDULES, ChunkCosts
 
-CHUNKS = {"interleaved": (1, 4), "breadth-first": (1, 4), "zb-v": (2, 2)}
+CHUNKS = {"interleaved": (1, 4), "breadth-first": (1, 4), "zb-v": (2, 2), "dualpipe-v": (2, 2)}
 
 
 @st.composite
@@ -19,6 +19,8 @@ def shapes(draw, names=SCHEDULES, most_devices=7, most_microbatches=20):
         devices += devices % 2
     if name == "dualpipe":
         microbatches = 2 * devices + 2 * draw(st.integers(0, 4))
+    if name == "dualpipe-v":
+        microbatches = 2 * devices + draw(st.integers(0, 6))
     return name, devices, microbatches, draw(st.integers(*CHUNKS.get(name, (1, 1))))
 
 

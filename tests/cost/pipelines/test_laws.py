@@ -148,6 +148,17 @@ def test_dualpipe_has_the_bubble_that_its_paper_says(half, more):
     assert step.peak_in_flight == (p + 1,) * p
 
 
+@given(st.integers(1, 6), st.integers(0, 8))
+@settings(max_examples=60, deadline=None)
+def test_dualpipe_v_has_dualpipes_bubble_of_twice_the_devices_with_one_copy_of_the_weights(p, more):
+    """(p-1)(F&B + B - 3W) of its chunks, of which 2p+1 are held: half a stage each (DualPipe's README)."""
+    step = simulate_pipeline("dualpipe-v", unit_costs(2 * p), 2 * p + more, num_devices=p)
+
+    assert step.bubble_s == pytest.approx((p - 1) * (3 + 2 - 3 * 1))
+    assert step.peak_in_flight == (2 * p + 1,) * p
+    assert step.weight_copies == 1
+
+
 @given(pipelines(names=["zb-1p", "zb-2p"], most_devices=5, most_microbatches=12))
 @settings(max_examples=40, deadline=None)
 def test_automatic_schedules_keep_their_limit_and_beat_those_drawn_by_hand(pipeline):

@@ -46,7 +46,7 @@ def test_times_and_bytes_are_those_of_a_naive_simulation(pipeline, blocking):
 @pytest.mark.parametrize("name", WRITTEN)
 def test_devices_that_wait_for_transfers_are_played_as_naively_too(name):
     """One case of each schedule for sure, with links that differ."""
-    costs = unit_costs(8 if name in ("zb-v", "interleaved", "breadth-first") else 4)
+    costs = unit_costs(8 if name in ("zb-v", "dualpipe-v", "interleaved", "breadth-first") else 4)
     links = [0.25, 0.5, 0.125, 0.375]
     times = simulate_pipeline(name, costs, 12, num_devices=4, transfer_s=links, blocking=True, timeline=True)
 
