@@ -204,12 +204,13 @@ DEEPSPEED = Preset(
         update_group_elements=1e9,
         offload_gradients=True,
         module_hook_s=0.3e-3,
+        stage_rule="even",
     ),
     meaning="ZeRO: parameters and gradients in 16 bits, master weights and moments in fp32; 16 B a parameter; buckets and "
     "parameters kept for reuse as its configuration has them by default; gradients on the host with the optimizer; hooks of Python "
-    "around each module under stage 3",
+    "around each module under stage 3; pipeline stages of as many parameters each, both ends counted",
     source="arXiv:1910.02054, section 3.1; arXiv:2101.06840, section 4; https://www.deepspeed.ai/docs/config-json/ "
-    "(reduce_bucket_size, stage3_max_reuse_distance); deepspeed/runtime/zero/stage3.py and partitioned_param_coordinator.py; what a "
+    "(reduce_bucket_size, stage3_max_reuse_distance); deepspeed/runtime/zero/stage3.py and partitioned_param_coordinator.py; deepspeed/runtime/pipe/module.py (partition_method); what a "
     "hook takes is set by hand (docs/cost-model.md)",
     names=("deepspeed", "zero", "colossalai", "colossal-ai"),
 )

@@ -9,6 +9,7 @@ import pandas as pd
 from benchmarks.accuracy.blind import BLIND, FIRST
 from benchmarks.accuracy.blind_comparisons import COMPARISONS, FIRST_COMPARISONS
 from benchmarks.accuracy.blind_finetuning import FINETUNING, FIRST_FINETUNING
+from benchmarks.accuracy.blind_kinds import FIRST_KINDS, KINDS
 from benchmarks.accuracy.blind_layouts import FIRST_LAYOUTS, LAYOUTS
 from benchmarks.accuracy.blind_machines import FIRST_MACHINES, MACHINES
 from benchmarks.accuracy.blind_recipes import FIRST_RECIPES, RECIPES
@@ -177,6 +178,7 @@ UNSEEN = (
     *COMPARISONS,
     *SUITES,
     *LAYOUTS,
+    *KINDS,
 )
 
 
@@ -238,6 +240,7 @@ def _blind(frames: Mapping[str, pd.DataFrame]) -> list[str]:
         | FIRST_COMPARISONS
         | FIRST_SUITES
         | FIRST_LAYOUTS
+        | FIRST_KINDS
     ).items():
         frame = frames[name]
         time, memory = (

@@ -12,12 +12,15 @@ from memadvisor.hardware.hardware import Hardware
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """`bytes_per_s`: what one accelerator can send over it while it receives as much. `alpha_s`: one message's latency."""
+    """`bytes_per_s`: what one accelerator can send over it while it receives as much. `alpha_s`: one message's latency.
+    `num_peers`: of links that go to so many others one by one, without a switch, whose rate is that of all of them together.
+    """
 
     kind: str
     bytes_per_s: float
     alpha_s: float
     source: str
+    num_peers: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,9 +48,11 @@ def _nvlink(bytes_per_s: float, source: str = _SHEET) -> Link:
     return Link(kind="NVLink", bytes_per_s=bytes_per_s, alpha_s=NVLINK_LATENCY_S, source=source)
 
 
-def _fabric(bytes_per_s: float, source: str) -> Link:
+def _fabric(bytes_per_s: float, source: str, num_peers: int | None = None) -> Link:
     # NCCL's table for AMD's fabric (RCCL, tuning_model_0) has 3.6 us.
-    return Link(kind="Infinity Fabric", bytes_per_s=bytes_per_s, alpha_s=3.6e-6, source=source)
+    return Link(
+        kind="Infinity Fabric", bytes_per_s=bytes_per_s, alpha_s=3.6e-6, source=source, num_peers=num_peers
+    )
 
 
 def _pcie(generation: int) -> Link:
@@ -188,8 +190,8 @@ _HALF_C2C = Link(
     source="NVIDIA GB200 NVL72, https://www.nvidia.com/en-us/data-center/gb200-nvl72/: 900 GB/s both ways for two GPUs",
 )
 _MI250X_MESH = _fabric(200e9, "AMD MI250X product page: 8 links of 100 GB/s both ways a module, of two dies")
-_MI300X_MESH = _fabric(448e9, "AMD MI300X data sheet: 7 links of 128 GB/s both ways")
-_MI355X_MESH = _fabric(537.6e9, "AMD MI355X data sheet: 7 links of 153.6 GB/s both ways")
+_MI300X_MESH = _fabric(448e9, "AMD MI300X data sheet: 7 links of 128 GB/s both ways", num_peers=7)
+_MI355X_MESH = _fabric(537.6e9, "AMD MI355X data sheet: 7 links of 153.6 GB/s both ways", num_peers=7)
 _TPU_V4_MESH = Link(
     kind="ICI",
     bytes_per_s=300e9,
@@ -219,6 +221,7 @@ _GAUDI3_MESH = Link(
     bytes_per_s=525e9,
     alpha_s=NETWORK_LATENCY_S,
     source=f"{_GAUDI3_NODE.source}: 21 ports of 200 Gbit/s inside a node",
+    num_peers=7,
 )
 _ASCEND_NODE = _node(
     "an Atlas 800T A2 of 8 Ascend 910B, 8 x 200 Gbit/s RoCE",
@@ -231,6 +234,7 @@ _ASCEND_MESH = Link(
     bytes_per_s=196e9,
     alpha_s=NVLINK_LATENCY_S,
     source="https://github.com/ArthurChiao/arthurchiao.github.io (GPU performance, data sheets): 7 links of 56 GB/s both ways",
+    num_peers=7,
 )
 _GAUDI2_NODE = _node(
     "a node of 8 Gaudi 2, 3 x 100 Gbit/s for each",
@@ -243,6 +247,7 @@ _GAUDI2_MESH = Link(
     bytes_per_s=262.5e9,
     alpha_s=NETWORK_LATENCY_S,
     source=f"{_GAUDI2_NODE.source}: 21 ports of 100 Gbit/s inside a node",
+    num_peers=7,
 )
 _TPU_V5P_MESH = Link(
     kind="ICI",
@@ -293,7 +298,10 @@ LINKS: dict[str, DeviceLinks] = {
     "MI250-die-64GB": _links(
         4, _fabric(150e9, "AMD MI250 product page: 6 links of 100 GB/s both ways a module, of two dies")
     ),
-    "MI210-64GB": _links(4, _fabric(150e9, "AMD MI210 product page: 3 links of 100 GB/s both ways")),
+    "MI210-64GB": _links(
+        4, _fabric(150e9, "AMD MI210 product page: 3 links of 100 GB/s both ways", num_peers=3)
+    ),
+    "MI100-32GB": _links(4),
     "MI300X-192GB": _links(5, _MI300X_MESH, _MI300X_NODE),
     "MI325X-256GB": _links(5, _MI300X_MESH, _MI300X_NODE),
     "MI350X-288GB": _links(5, _MI355X_MESH, _MI355X_NODE),
@@ -325,7 +333,7 @@ LINKS: dict[str, DeviceLinks] = {
     "RTX-A5000-24GB": _links(4),
     "RTX-4000-Ada-20GB": _links(4),
     "RTX-5000-Ada-32GB": _links(4),
-    "Ascend-910B-64GB": _links(4, _ASCEND_MESH, _ASCEND_NODE),
+    "Ascend-910B2-64GB": _links(4, _ASCEND_MESH, _ASCEND_NODE),
     "Ascend-910B3-64GB": _links(4, _ASCEND_MESH, _ASCEND_NODE),
     "L20-48GB": _links(4),
     "RTX-4090-D-24GB": _links(4),

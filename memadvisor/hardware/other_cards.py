@@ -31,6 +31,7 @@ TPU_7X = "Google Cloud TPU7x (Ironwood), https://docs.cloud.google.com/tpu/docs/
 GAUDI2_FP8 = "Intel Gaudi 3 AI accelerator white paper (table of Gaudi 2 and Gaudi 3), https://www.intel.com/content/www/us/en/content-details/817486/intel-gaudi-3-ai-accelerator-white-paper.html"
 GAUDI = "Intel at Hot Chips 2024, Gaudi 3 AI accelerator (table of Gaudi, Gaudi 2 and Gaudi 3), https://www.sgpjbg.com/baogao/465025.html"
 RTX_PRO_6000 = "NVIDIA RTX PRO 6000 Blackwell, tensor rates without sparsity as printed by https://hmc-tech.com/gpu/nvidia-rtx-pro-6000-blackwell-vs-amd-radeon-pro-duo-polaris; memory, https://gpu.name/posts/nvidia-unveils-rtx-pro-6000-blackwell-gpu-with-24-064-cores-and-96gb-memory"
+MI100 = "AMD Instinct MI100 product page, https://www.amd.com/en/products/accelerators/instinct/mi100.html"
 MI250X = "AMD Instinct MI250X product page, half of its figures, https://www.amd.com/en/products/accelerators/instinct/mi200/mi250x.html"
 MI300X = "AMD Instinct MI300X data sheet, https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/data-sheets/amd-instinct-mi300x-data-sheet.pdf"
 L20 = "figures as reported of NVIDIA's partner sheet (2023), https://github.com/ArthurChiao/arthurchiao.github.io (GPU performance, data sheets); NVIDIA publishes no sheet"
@@ -216,6 +217,14 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
         matmul_share=CDNA2_SHARE,
     ),
     CatalogueEntry(
+        name="MI100-32GB",
+        aliases=("mi100", "amd instinct mi100"),
+        memory_bytes=32 * 10**9,
+        memory_bandwidth_bytes_per_s=1228.8e9,
+        peak_flops_per_s={"float16": 184.6e12, "bfloat16": 92.3e12, "float32": 46.1e12, "float64": 11.5e12},
+        sources=one_page(MI100),
+    ),
+    CatalogueEntry(
         name="MI300X-192GB",
         aliases=("mi300x", "amd instinct mi300x", "amd instinct mi300x oam"),
         memory_bytes=192 * 10**9,
@@ -324,8 +333,8 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
         matmul_share=TPU_7X_SHARE,
     ),
     CatalogueEntry(
-        name="Ascend-910B-64GB",
-        aliases=("ascend 910b", "910b", "ascend 910b2", "910b2", "huawei ascend 910b", "ascend-910b npu"),
+        name="Ascend-910B2-64GB",
+        aliases=("ascend 910b2", "910b2"),
         memory_bytes=64 * 10**9,
         memory_bandwidth_bytes_per_s=1.6e12,
         peak_flops_per_s={"float16": 376e12, "bfloat16": 376e12, "float32": 94e12},
@@ -334,7 +343,7 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
     ),
     CatalogueEntry(
         name="Ascend-910B3-64GB",
-        aliases=("ascend 910b3", "910b3", "huawei ascend 910b3"),
+        aliases=("ascend 910b3", "910b3", "ascend 910b", "910b"),  # of a bare 910B pages print 320 TFLOP/s
         memory_bytes=64 * 10**9,
         memory_bandwidth_bytes_per_s=1.6e12,
         peak_flops_per_s={"float16": 313e12, "bfloat16": 313e12, "float32": 78e12},

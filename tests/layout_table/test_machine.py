@@ -34,9 +34,9 @@ def rates(**columns):
         ("RTX 4090 D", "RTX-4090-D-24GB"),
         ("4090D", "RTX-4090-D-24GB"),
         ("NVIDIA L20", "L20-48GB"),
-        ("Huawei Ascend 910B NPU", "Ascend-910B-64GB"),
-        ("Ascend910B3", "Ascend-910B3-64GB"),
-        ("Atlas 900 A2 PODc", "Ascend-910B-64GB"),
+        ("Huawei Ascend 910B NPU", "Ascend-910B3-64GB"),
+        ("Ascend910B2", "Ascend-910B2-64GB"),
+        ("Atlas 900 A2 PODc", "Ascend-910B3-64GB"),
     ],
 )
 def test_names_of_cards(name, card):

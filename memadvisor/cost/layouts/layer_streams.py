@@ -35,6 +35,10 @@ _DROPOUT, _FUSED_ROTARY, _GATE = _Moved(5, 10), _Moved(8, 16), _Moved(8, 16)
 # Kernels that do nothing but stream reach 0.88 of a sheet's bandwidth (BabelStream's triad: 0.86 of an A100's, 0.9 of an H100's
 # and an RTX 4090's), which is that much of what `bandwidth_share` has others reach.
 _STREAMED = 0.75
+# Tokens gathered for their experts, and their results added up, as few kernels have it. torchtitan's code
+# (torchtitan/models/moe/moe.py and utils.py) gathers them (4 bytes), pads and permutes them (8), puts the results back in order
+# (4), weighs them in fp32 (cast, multiplied, cast: 20, of which torch.compile leaves 4) and adds them to the stream (6).
+_ROUTED, _ROUTED_APART, _WEIGHED_APART = 8.0, 42.0, 16.0
 # Where a norm keeps a copy of its input in fp32 (ReferenceCode.norm_bytes), its operators are separate.
 _COPIES_INPUT = 8.0
 
@@ -63,6 +67,13 @@ def stream_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: fl
         # Its sigmoid, and their product with attention's result.
         stream += tokens * query * 8.0 / layout.tensor
     return stream
+
+
+def routed_bytes(step: TrainingStep) -> float:
+    """What brings a token to an expert's product and back moves, of an element, beside exchanges between ranks."""
+    if not step.software.weighs_experts_wide:
+        return _ROUTED
+    return _ROUTED_APART - (_WEIGHED_APART if step.software.fused_mlp else 0.0)
 
 
 def more_backward_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: float) -> float:

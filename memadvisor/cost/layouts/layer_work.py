@@ -20,6 +20,7 @@ from memadvisor.cost.layouts.layer_streams import (
     activation_bytes,
     more_backward_bytes,
     pointwise_bytes,
+    routed_bytes,
     stream_bytes,
 )
 from memadvisor.cost.layouts.links import Group
@@ -248,6 +249,7 @@ def _repeated_seconds(
         if not layout.sequence_parallel:
             calls_s = attentions * groups.tensor.seconds("all_reduce", activations)
         calls_s *= 1.0 - step.software.tensor_overlap
+    calls_s += expert_exchange_seconds(model, step, layer, tokens, groups.expert)
     stream_s = stream_seconds(device, _products(model, step, layer, tokens)[1])
     stream_s += device.coefficients.kernel_s * len(products)
     if not step.software.fused_attention:  # nothing of scores is kept
@@ -292,7 +294,7 @@ def _products(
         products.append((local / here, float(hidden), experts.expert_ffn / parts, here))
         products.append((tokens, float(experts.num_experts), float(hidden), 1.0))
         columns = float(experts.shared_ffn)
-        stream_ffn = passed * experts.expert_ffn * per_column / tp + local * hidden * 8.0
+        stream_ffn = passed * experts.expert_ffn * per_column / tp + local * hidden * routed_bytes(step)
     else:
         stream_ffn = 0.0
     if columns:

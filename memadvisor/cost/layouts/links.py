@@ -145,8 +145,10 @@ def message_seconds(
 
 
 def _inside_bytes_per_s(link: Link, near: int, coefficients: Coefficients) -> float:
-    """What `near` ranks of a node reach over its links. Over a bus of which only the sheet is known, it is less than over a mesh."""
+    """What `near` ranks of a node reach over its links. Over a bus of which only the sheet is known, it is less than over a mesh;
+    of a mesh without a switch they have the links among each other."""
     if link.source != PCIE_SHEET:
-        return link.bytes_per_s * coefficients.inside_share
+        there = 1.0 if link.num_peers is None else min(1.0, (near - 1) / link.num_peers)
+        return link.bytes_per_s * coefficients.inside_share * there
     rate = link.bytes_per_s * _PCIE_SHARE
     return rate if near <= _CARDS_OF_A_SOCKET else min(rate, _BETWEEN_SOCKETS_BYTES_PER_S)

@@ -1,11 +1,11 @@
 """Recomputation operator by operator, as torchtitan's `selective` with `op` does it: which products' results are kept.
 
 Each block keeps its input, the result of every second product of a layer in the order they run, of fused attention, and of
-what scatters or exchanges activations between ranks; all else runs again until the last input is there that the backward
+what scatters activations among ranks; all else runs again until the last input is there that the backward
 asks for, so that the block's last product never does (https://github.com/pytorch/torchtitan, its list of saved operators and
 count of `mm` per block, 2024 and 2025; torch.utils.checkpoint's early stop). Projections of queries, keys and values are
-three products there, and the gate's two. Grouped products of routed experts and the router's are none of those counted: they
-run again.
+three products there, and the gate's two. Grouped products of routed experts, the router's and exchanges between ranks are none
+of those counted: they run again (of torchtitan's models Qwen3, whose list has no exchange, models/qwen3/infra/parallelize.py).
 """
 
 from __future__ import annotations
@@ -59,9 +59,6 @@ def operators_saved_bytes(model: Architecture, step: TrainingStep, layer: int, t
         kept += attentions * tokens * model.n_heads * (2.0 * value + 4.0) / layout.tensor
     if layout.tensor > 1 and layout.sequence_parallel:  # scattered sums behind attention and feed-forward
         kept += sublayers * stream
-    if layout.expert > 1 and model.experts is not None and model.has_experts(layer):
-        passed = tokens * model.experts.experts_per_token * layout.expert_imbalance
-        kept += 2 * 2.0 * passed * model.hidden  # as they come to the experts, and as they come back
     return kept
 
 

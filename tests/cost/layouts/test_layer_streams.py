@@ -12,9 +12,11 @@ from memadvisor.cost.layouts.layer_streams import (
     _ROTARY,
     has_separate_operators,
     more_backward_bytes,
+    routed_bytes,
     stream_bytes,
 )
 from memadvisor.layout import Layout, TrainingStep
+from memadvisor.software_torch import FSDP
 from memadvisor.software_traits import Software
 
 torch = pytest.importorskip("torch")
@@ -129,3 +131,29 @@ def test_tensor_ranks_share_what_moves_as_they_share_the_stream():
     whole = stream_bytes(llama, plain, 0, TOKENS)
     assert stream_bytes(llama, both, 0, TOKENS) == pytest.approx(whole / 2)
     assert whole / 2 < stream_bytes(llama, alone, 0, TOKENS) < whole
+
+
+def _routed(stream, scores, order, copies):
+    """A token's way to its experts and back as torchtitan has it (models/moe/moe.py, utils.py), products left out."""
+    tokens = torch.arange(TOKENS).repeat_interleave(copies)[order]
+    indices = tokens[:, None].expand(-1, WIDTH)
+    padded = torch.vstack((torch.gather(stream, 0, indices), stream.new_zeros(1, WIDTH)))
+    places = torch.randperm(TOKENS * copies)
+    permuted = padded[places]
+    back = torch.empty_like(padded)
+    back[places] = permuted
+    weighed = (back[:-1].to(torch.float32) * scores).to(stream.dtype)
+    return torch.zeros_like(stream).scatter_add(0, indices, weighed)
+
+
+def test_tokens_on_their_way_to_experts_move_what_torchtitans_operators_read_and_write():
+    copies = 8
+    order, scores = torch.randperm(TOKENS * copies), torch.rand(TOKENS * copies, 1)
+    with torch.no_grad(), _Moved() as forward:
+        _routed(_parameter(TOKENS, WIDTH), scores, order, copies)
+
+    of_an_element = forward.moved / (TOKENS * copies * WIDTH)
+    step = TrainingStep(layout=Layout(micro_batch_size=1), seq_len=TOKENS, software=FSDP.software)
+    assert of_an_element == pytest.approx(routed_bytes(step), rel=0.1)
+    compiled = replace(step, software=replace(FSDP.software, fused_mlp=True))
+    assert routed_bytes(_step()) < routed_bytes(compiled) < routed_bytes(step)

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memadvisor.cost.layouts.coefficients import FITTED
-from memadvisor.cost.layouts.links import group_of
+from memadvisor.cost.layouts.links import group_of, message_seconds
 from memadvisor.hardware.clusters import make_cluster as named_cluster
 from memadvisor.hardware.load import named_hardware
 from tests.cost.layouts.nodes import make_cluster
@@ -30,6 +30,19 @@ def test_cards_on_a_bus_share_what_lies_between_processors():
     card = named_hardware("RTX 4090")
     node = named_cluster(card, num_nodes=1, per_node=8)
     assert [group_of(node, size, 1, FITTED).bytes_per_s for size in (4, 8)] == [24e9, 16e9]
+
+
+def test_a_mesh_without_a_switch_gives_a_group_the_links_among_its_ranks():
+    """Of an MI300X's seven links two ranks have one, four have three each; NVLink's switch gives any all of it."""
+    amd, nvidia = (
+        named_cluster(named_hardware(name), num_nodes=1, per_node=8) for name in ("MI300X", "H100")
+    )
+    alone, quad, all_of_it = (group_of(amd, size, 1, FITTED).bytes_per_s for size in (2, 4, 8))
+    assert (alone, quad) == (pytest.approx(all_of_it / 7), pytest.approx(all_of_it * 3 / 7))
+    assert all_of_it == 448e9 * FITTED.inside_share
+    assert group_of(nvidia, 2, 1, FITTED).bytes_per_s == group_of(nvidia, 8, 1, FITTED).bytes_per_s
+    # A message goes over the one link there is.
+    assert message_seconds(amd, 64e9, 2, 1, FITTED)[0] > 1.0
 
 
 def test_one_rank_moves_nothing():

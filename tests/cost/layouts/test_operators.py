@@ -13,9 +13,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
 
-from memadvisor.architecture import Architecture
+from memadvisor.architecture import Architecture, Experts
+from memadvisor.cost.layouts.coefficients import FITTED
+from memadvisor.cost.layouts.kernels import device_of
+from memadvisor.cost.layouts.layer_work import layer_groups, layer_work
+from memadvisor.cost.layouts.links import group_of
 from memadvisor.cost.layouts.operators import operators_saved_bytes, repeated_flops
 from memadvisor.cost.layouts.saved import layer_saved_bytes
+from memadvisor.hardware.clusters import parse_cluster
 from memadvisor.layout import Layout, TrainingStep
 from memadvisor.software_torch import FSDP
 
@@ -151,6 +156,21 @@ def test_without_recomputation_it_keeps_what_autograd_does(kv_heads):
 def test_a_llama_keeps_its_input_q_v_attention_gate_and_down():
     per_token = 2 * (2 * H + (2 * HEADS + KV) * LLAMA.head_dim + FFN) + 4 * HEADS
     assert layer_saved_bytes(LLAMA, STEP, 0) == B * S * per_token
+
+
+def test_what_experts_are_sent_is_not_kept_and_travels_again():
+    """torchtitan's list of Qwen3 has no exchange between ranks."""
+    sparse = replace(LLAMA, experts=Experts(num_experts=4, experts_per_token=2, expert_ffn=FFN))
+    parted = replace(STEP, layout=replace(STEP.layout, data=4, expert=4))
+    assert operators_saved_bytes(sparse, parted, 0, B * S) == operators_saved_bytes(sparse, STEP, 0, B * S)
+
+    cluster = parse_cluster("4xH100")
+    groups = layer_groups(parted.layout, lambda size, stride: group_of(cluster, size, stride, FITTED), False)
+    slow = replace(groups, expert=replace(groups.expert, bytes_per_s=1e3))
+    device = device_of(cluster.accelerator, "bfloat16", FITTED)
+    again_s, slowly_s = (layer_work(sparse, parted, 0, device, each).recompute_s for each in (groups, slow))
+    there_and_back = 2 * 2.0 * B * S * 2 * H
+    assert slowly_s - again_s == pytest.approx(there_and_back * 0.75 / 1e3, rel=0.01)
 
 
 def test_under_tensor_parallelism_sums_are_kept_as_scattered_and_the_last_product_whole():

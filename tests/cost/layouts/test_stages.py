@@ -8,6 +8,7 @@ from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.stages import stage_layers
 from memadvisor.errors import UsageError
 from memadvisor.layout import STAGE_RULES, Layout
+from memadvisor.software import DEEPSPEED
 from memadvisor.software_traits import Software
 
 
@@ -52,6 +53,12 @@ def test_dealing_by_the_running_cost_passes_each_share():
 def test_equal_numbers_go_to_the_middle_first_where_they_do_not_divide():
     assert split(22, 8, rule="even") == (2, 3, 3, 3, 3, 3, 3, 2)
     assert split(24, 8, rule="even") == (3,) * 8
+
+
+def test_deepspeed_counts_both_ends_so_that_like_ends_leave_equal_numbers():
+    """Its PipelineModule deals out parameters (partition_method): an embedding on the first stage is as much as the head."""
+    layout = Layout(pipeline=2)
+    assert stage_layers(model(28, 9.0), layout, DEEPSPEED.software) == (14, 14)
 
 
 def test_a_split_that_is_given_is_taken():
