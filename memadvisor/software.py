@@ -216,7 +216,13 @@ DEEPSPEED = Preset(
 )
 JAX = Preset(
     software=Software(
-        name="jax", flash2=False, casts_shards=True, gathers_narrow=True, fused_loss=True, launch_share=0.0
+        name="jax",
+        stops_early=True,
+        flash2=False,
+        casts_shards=True,
+        gathers_narrow=True,
+        fused_loss=True,
+        launch_share=0.0,
     ),
     meaning="one program of XLA's for a step, whose pointwise operators are fused: nothing is launched layer by layer, and logits are cast where the loss reads them; "
     "parameters in fp32, sharded (ZeRO stage 3), cast to bf16 and gathered for each layer; 16 B a parameter",

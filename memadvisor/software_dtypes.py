@@ -100,6 +100,8 @@ def with_precision(software: Software, precision: str) -> Software:
     word = _dtype_word(precision)
     if word == "fp4":
         return dataclasses.replace(software, compute_dtype="float4_e2m1fn")
+    if word == "fp8" and re.search(r"row-?_?wise", precision.lower()):  # torchao's, which gathers 16 bits
+        software = dataclasses.replace(software, scales_rows=True, gathers_narrow=False)
     if word == "fp8":  # products in 8 bits, whatever scales them
         return dataclasses.replace(software, compute_dtype="float8_e4m3fn")
     if word == "16":

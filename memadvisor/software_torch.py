@@ -12,6 +12,7 @@ from memadvisor.software_traits import Preset, Software
 FSDP = Preset(
     software=Software(
         name="fsdp",
+        stops_early=True,
         fused_mlp=False,
         fused_rotary=False,
         repeats_keys=True,

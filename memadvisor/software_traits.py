@@ -83,6 +83,8 @@ class Software:
     # What selective recomputation means there: `scores` (attention's core, Korthikanti et al. 2022; nothing where
     # attention is fused) or `operators` (torchtitan's, see cost/layouts/operators.py).
     selective: str = "scores"
+    # A layer that runs again as a whole stops before its last product, whose result nobody's backward asks for.
+    stops_early: bool = False
     # Parameters are in fp32 and torch.autocast casts the operands of each product to two bytes
     # (cost/layouts/saved_autocast.py).
     autocast: bool = False
@@ -125,6 +127,8 @@ class Software:
     whole_in_pipelines: bool = False
     # It gathers parameters in the 8 bits of products that take these.
     gathers_narrow: bool = False
+    # Of operands in 8 bits each row has a scale of its own (torchao's rowwise).
+    scales_rows: bool = False
     # Tensor-parallel ranks share out the loss with the vocabulary; else each has all logits.
     loss_parallel: bool = True
     # Of the gradient of each parameter that a rank updates, cast for it under ZeRO stages 1 and 2.

@@ -54,6 +54,14 @@ KINDS = (
         num_bytes=lambda table: table.peak_reserved_gb * 1e9,
         group="precision",
     ),
+    Published(
+        name="torchtitan_async_tp",
+        source="torchtitan (github.com/pytorch/torchtitan, benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md), June 2025",
+        note="Llama 3.1 8B on 64 and 70B on 256 H100 of 500 W, eight tensor-parallel ranks, with their collectives before products and under them, in bf16 and in 8 bits scaled by "
+        "tensors and by rows.",
+        seconds=rate_per_gpu,
+        group="precision",
+    ),
 )  # fmt: skip
 
 FIRST_KINDS = {
@@ -64,6 +72,7 @@ FIRST_KINDS = {
     "qwen3_moe_h200": First(
         time_mape=0.501, time_bias=-0.501, spearman=0.286, memory_mape=2.156, memory_bias=2.156
     ),
+    "torchtitan_async_tp": First(time_mape=0.164, time_bias=-0.161, spearman=0.859),
     "mi100_pipeline": First(
         time_mape=0.497, time_bias=-0.497, spearman=0.917, memory_mape=0.140, memory_bias=0.102
     ),

@@ -56,6 +56,11 @@ OF_THE_BEST = 0.93
 BEST_PRODUCTS = "maximum achievable matmul FLOPS, https://github.com/stas00/ml-engineering/tree/master/compute/accelerator#maximum-achievable-matmul-flops-comparison-table"
 GAUDI2_SHARE, GAUDI3_SHARE = 0.994 * OF_THE_BEST, 1288.8 / 1835 * OF_THE_BEST
 CDNA2_SHARE = 0.767 * OF_THE_BEST
+# Of an MI350X, which has less power than an MI355X: 1117 TFLOP/s by torch of a product of 8192, 1040 of 16384.
+MI350X_SHARE, MI350X_PRODUCTS = (
+    1116.7 / 2306.9 * OF_THE_BEST,
+    "HipKittens, https://github.com/HazyResearch/HipKittens/blob/978e0c5d32fb832cbc73b05549104c982a212901/analysis/mi350x_data_to_log.json",
+)
 # v4's and v5p's matrix units are v5e's (128 x 128, https://docs.cloud.google.com/tpu/docs/system-architecture-tpu-vm).
 TPU_SHARE, TPU_PRODUCTS = (
     0.923 * OF_THE_BEST,
@@ -268,7 +273,8 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
             "float32": 144.2e12,
             "float64": 72.1e12,
         },
-        sources=one_page(MI350X),
+        sources=one_page(MI350X) | {"matmul": MI350X_PRODUCTS},
+        matmul_share=MI350X_SHARE,
     ),
     CatalogueEntry(
         name="MI355X-288GB",

@@ -169,7 +169,7 @@ def _precision(said: dict[str, str]) -> dict[str, str]:
         return {"precision": said.pop("base_precision")}  # MaxText's word for it
     named = [dtype for dtype in ("fp8", "bf16", "fp16") if said.get(dtype, "").lower() in YES]
     if said.get("fp8", "").lower() not in ("", *NO):  # `rowwise`, `hybrid`
-        named = ["fp8"]
+        named = ["fp8 rowwise" if "row" in said["fp8"].lower() else "fp8"]
     return {} if not named or "precision" in said else {"precision": named[0]}
 
 

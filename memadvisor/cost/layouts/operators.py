@@ -46,6 +46,25 @@ def repeated_products(
     return counted[:-1][1::2] + _routed(model, step, layer, tokens)
 
 
+def unneeded_products(
+    model: Architecture, step: TrainingStep, layer: int, tokens: float
+) -> list[BlockProduct]:
+    """Of a layer that runs again as a whole, those that do not: its last, where it is a sum's operand and nothing else
+    (torch.utils.checkpoint's early stop, where it is not reentrant; jax.checkpoint leaves out what no backward asks for).
+    """
+    software = step.software
+    is_read = software.dropout or not model.has_feed_forward(layer) or _has_norms_behind(model)
+    is_read = is_read or (model.experts is not None and model.has_experts(layer))
+    if not software.stops_early or software.reference_code or is_read:
+        return []
+    return _counted(model, step, layer, tokens)[-1:]
+
+
+def _has_norms_behind(model: Architecture) -> bool:
+    """BERT's, Gemma's of the second generation on, and OLMo's, whose norms of queries are as wide as all heads."""
+    return not model.final_norm or model.norms_per_layer > 2 or model.qk_norm >= model.hidden
+
+
 def operators_saved_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: float) -> float:
     """What one layer keeps of one microbatch of `tokens` on one rank until its backward."""
     layout = step.layout

@@ -18,7 +18,7 @@ from memadvisor.cost.layouts.coefficients import FITTED
 from memadvisor.cost.layouts.kernels import device_of
 from memadvisor.cost.layouts.layer_work import layer_groups, layer_work
 from memadvisor.cost.layouts.links import group_of
-from memadvisor.cost.layouts.operators import operators_saved_bytes, repeated_flops
+from memadvisor.cost.layouts.operators import operators_saved_bytes, repeated_flops, unneeded_products
 from memadvisor.cost.layouts.saved import layer_saved_bytes
 from memadvisor.hardware.clusters import parse_cluster
 from memadvisor.layout import Layout, TrainingStep
@@ -132,6 +132,26 @@ def test_kept_bytes_and_repeated_flops_are_those_of_torch_s_checkpoint():
     repeated = backward_flops(result) - plain_flops
     assert kept == operators_saved_bytes(LLAMA, STEP, 0, B * S)
     assert repeated == repeated_flops(LLAMA, STEP, 0, B * S)
+
+
+def test_a_block_that_runs_again_stops_before_its_last_product():
+    """As torch's checkpoint does where it is not reentrant; Hugging Face's is, and experts' results are weighed."""
+    block, _, x = block_weights_and_input()
+    with FlopCounterMode(display=False) as forward:
+        plain = block(x)
+    plain_flops = backward_flops(plain)
+    repeated = backward_flops(checkpoint(block, x, use_reentrant=False)) - plain_flops
+    unneeded = unneeded_products(LLAMA, STEP, 0, B * S)
+    assert [each.shape for each in unneeded] == [(B * S, H, FFN, 1.0)]
+    assert repeated == forward.get_total_flops() - 2 * B * S * H * FFN
+    x = x.detach().requires_grad_()
+    assert backward_flops(checkpoint(block, x, use_reentrant=True)) - plain_flops == forward.get_total_flops()
+
+    classes = replace(STEP, software=replace(STEP.software, reference_code=True))
+    sandwich = replace(LLAMA, norms_per_layer=4)
+    experts = replace(LLAMA, experts=Experts(num_experts=8, experts_per_token=2, expert_ffn=FFN))
+    for model, step in ((LLAMA, classes), (sandwich, STEP), (experts, STEP)):
+        assert unneeded_products(model, step, 0, B * S) == []
 
 
 @pytest.mark.parametrize("kv_heads", [HEADS, KV])
