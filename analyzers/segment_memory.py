@@ -132,7 +132,7 @@ def segment_memory(placement: Placement, divisor: int | Fraction) -> Memory:
         make_storages=partial(
             step_storages, rank, step, placed, passes, boundaries, saved=saved, freed=freed, casts=casts
         ),
-        make_parted=partial(parted_passes, rank, passes, placed, freed - casts),
+        make_parted=partial(parted_passes, rank, passes, placed, freed, casts),
         operators=operators,
         unit_forwards=forwards,
         peak_bytes=max(sum(level.captured.peak.values()) for level in levels),

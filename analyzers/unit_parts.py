@@ -9,6 +9,7 @@ by the GELU alone.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -42,9 +43,12 @@ class _Storage:
 class _Trace:
     """What all units' parts are found from."""
 
-    def __init__(self, rank: RankRun, passes: Passes, placed: Sequence[Placed], freed: Set[int]) -> None:
+    def __init__(
+        self, rank: RankRun, passes: Passes, placed: Sequence[Placed], freed: Set[int], casts: Set[int]
+    ) -> None:
         self.passes = passes
         self.freed = freed
+        self.casts = casts
         self.calls = calls_of_units(rank)
         self._copies = Copies(rank)
         self._saved = sorted(rank.saved, key=lambda row: row.saved_s)
@@ -81,14 +85,16 @@ def parted_passes(
     passes: Passes,
     placed: Sequence[Placed],
     freed: Set[int],
+    casts: Set[int],
     runs: Mapping[tuple[str, int | None], SecondRun],
     cost: SecondRunCost,
 ) -> dict[tuple[str, int | None], PartedOptions]:
     """By unit and pass, choices of parts; the same in all passes of a unit.
 
-    `freed`: numbers of the storages that recomputing their unit would set free.
+    `freed`: numbers of the storages that recomputing their unit would set free; `casts`: of copies of weights that autocast
+    holds until its context is left.
     """
-    trace = _Trace(rank, passes, placed, freed)
+    trace = _Trace(rank, passes, placed, freed, casts)
     views: dict[str, dict[int | None, _Pass]] = defaultdict(dict)
     for position, (unit, _) in passes.forward.items():
         number = passes.pieces[position].pass_number
@@ -239,7 +245,7 @@ class _Pass:
         parted = self.plain().with_parts(parts)
         kept_bytes = sum(each.item.row.size_bytes for each in self._born if each.number in self._trace.freed)
         backward = parted.backward_peak({"activation": kept_bytes}, self._backward_changes)
-        return max(sum(parted.growth().values()), sum(backward.values()) + parted.state_bytes)
+        return max(sum(parted.growth().values()), sum(backward.values()))
 
     @cached_property
     def _backward_changes(self) -> list[Change]:
@@ -285,9 +291,11 @@ class _Pass:
             modules=names,
             storages=tuple(self._storage(each, end_s) for each in own),
             asked_s=min(asked),
+            over_s=max(math.inf if s.released_s is None else s.released_s for s in saved),
             start_s=start_s,
             saved_s=last_saved_s,
             growth=highest({}, self._changes(inside, last_saved_s), ()),
+            put_back=tuple(self._put_back(call.row.start_s, call.row.end_s) for call in calls),
             run=self._second_run(start_s, end_s, saved, len(calls)),
         )
 
@@ -304,14 +312,21 @@ class _Pass:
         return any(start_s <= s.saved_s <= end_s for s in item.saved)
 
     def _storage(self, each: _Storage, end_s: float) -> PartStorage:
-        needed_s = each.item.needed_until_s
+        unsaved_s = end_s if each.item.needed_until_s is None else each.item.needed_until_s
+        unsaved = self._position, max(unsaved_s, each.item.row.birth_s)
+        if each.number in self._trace.casts:
+            unsaved = self._trace.passes.end_of_forward(self._position), math.inf
         return PartStorage(
             number=each.number,
             category=each.item.row.category,
             size_bytes=each.item.row.size_bytes,
-            unsaved_s=max(end_s if needed_s is None else needed_s, each.item.row.birth_s),
+            unsaved=unsaved,
             death_segment=each.item.death,
         )
+
+    def _put_back(self, start_s: float, end_s: float) -> Change:
+        state_bytes = self._trace.random_state_bytes + self._trace.copied_bytes(start_s, end_s)
+        return Change(start_s, state_bytes, "temporary")
 
     def _second_run(self, start_s: float, end_s: float, saved: Sequence[Saved], num_calls: int) -> SecondRun:
         taken_s = self._seconds or {}

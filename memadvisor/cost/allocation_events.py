@@ -86,9 +86,7 @@ class StepEvents:
                 segment, end = own.end(number, item)
                 if segment < len(self.of):
                     self.of[segment].append(end)
-                death = (
-                    item.unsaved_death if item.freed_by in recomputed else (item.birth_segment, own.unsaved_s)
-                )
+                death = item.unsaved_death if item.freed_by in recomputed else own.unsaved
             elif item.freed_by in recomputed:
                 if item.death_segment < len(self.of):
                     asked_s = self.asked_s.get(item.death_segment, -math.inf)
@@ -115,7 +113,7 @@ class StepEvents:
             events = again[item.birth_segment]
             events.append(Event(item.birth_s, BIRTH, number, AGAIN))
             if (own := self._own_of_parts.get(number)) is not None:
-                events.append(Event(own.unsaved_s, DEATH_AT_BIRTH, number, AGAIN))
+                events.append(Event(own.unsaved_s(item), DEATH_AT_BIRTH, number, AGAIN))
             elif (until := _saved_again(item, forwards[item.birth_segment])) in range(
                 backwards.get(item.birth_segment, len(self.of)), len(self.of)
             ):

@@ -17,10 +17,14 @@ from memadvisor.cost.step import StepStorage
 
 
 class OwnOfPart(NamedTuple):
-    """A storage that a part sets free: its last use in the forward, and the segment and time in which it is made again."""
+    """A storage that a part sets free: where it goes if nothing is kept, and the segment and time in which it is made again."""
 
-    unsaved_s: float
+    unsaved: tuple[int, float]
     again: tuple[int, float]
+
+    def unsaved_s(self, item: StepStorage) -> float:
+        """When it goes in a second run of its unit: what autocast holds does so as that ends."""
+        return self.unsaved[1] if self.unsaved[0] == item.birth_segment else math.inf
 
     def end(self, place: int, item: StepStorage) -> tuple[int, Event]:
         """In which segment what was made again goes."""
@@ -45,7 +49,7 @@ class PartEvents:
             for part in one.parts:
                 again = one.backward, part.asked_s
                 own = {
-                    places[storage.number]: OwnOfPart(storage.unsaved_s, again)
+                    places[storage.number]: OwnOfPart(storage.unsaved, again)
                     for storage in part.storages
                     if storage.number in places
                 }

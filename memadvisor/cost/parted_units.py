@@ -32,12 +32,11 @@ class PartedUnits:
     def changes(self) -> Iterable[SegmentChange]:
         for (unit, _), found in self._passes.items():
             if unit not in self._stretches:
-                yield SegmentChange("temporary", found.forward, found.backward, found.state_bytes)
+                first, last = found.forward + 1, found.backward
+                yield SegmentChange("temporary", first, last, found.put_back_bytes, ends_inside=True)
                 for storage in (storage for part in found.parts for storage in part.storages):
-                    last = min(storage.death_segment, found.backward)
-                    yield SegmentChange(
-                        storage.category, found.forward + 1, last, -storage.size_bytes, ends_inside=True
-                    )
+                    first, last = storage.unsaved[0] + 1, min(storage.death_segment, found.backward)
+                    yield SegmentChange(storage.category, first, last, -storage.size_bytes, ends_inside=True)
 
     def peak(self, position: int, view: str, start: Bytes) -> dict[str, int]:
         """Of a segment with parts, from its captured start."""
@@ -45,10 +44,7 @@ class PartedUnits:
         timeline = self._step.timelines[position]
         if position == found.forward:
             return found.forward_peak(start, timeline.views[view])
-        level = found.backward_peak(start, timeline.views[view])
-        if found.unit in self._stretches:
-            level["temporary"] = level.get("temporary", 0) + found.state_bytes
-        return level
+        return found.backward_peak(start, timeline.views[view])
 
     def growth(self, unit: str, number: int | None) -> dict[str, int] | None:
         """Of the unit's second run; None for a unit without parts."""

@@ -4,9 +4,12 @@ backward (engines/activations/parts.py).
 The law of the moments, storage by storage, in times of the traced step:
 
 - In the run that keeps for the backward - the first one, or of a recomputed unit the second - what autograd would keep of
-  a part alone goes at its last use in the forward.
+  a part alone goes at its last use in the forward. Copies of weights go with autocast's cache, which holds them until its
+  context is left: behind the micro-batch's forward, and of a second run as that ends.
 - When autograd first asks for something of a part, the part runs again, with what it has at its highest instant beside
   what is there; from then on all is as in the plain backward.
+- What a part keeps to be as it was when it runs again is there from each module's call on, and goes when autograd has let
+  go of all that it saved in the part.
 """
 
 from __future__ import annotations
@@ -32,31 +35,39 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartStorage:
-    """What autograd keeps of a part alone; `unsaved_s`: its last use in the forward. `number`: among the step's storages."""
+    """What autograd keeps of a part alone; `unsaved`: segment and time where it would go if nothing were kept. `number`:
+    among the step's storages."""
 
     number: int
     category: str
     size_bytes: int
-    unsaved_s: float
+    unsaved: tuple[int, float]
     death_segment: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """`asked_s`: when autograd first asks for something of it. `growth`: what running it again has at its highest instant;
-    `start_s`, `saved_s`: of the forward, what that does again, up to the last tensor that it saves."""
+    """`asked_s`: when autograd first asks for something of it, and `over_s`: has let go of it all. `growth`: what running it again has at its highest instant;
+    `start_s`, `saved_s`: of the forward, what that does again, up to the last tensor that it saves. `put_back`: the
+    generator's state, as it was when each module was called, and copies of buffers that it changes."""
 
     modules: Modules
     storages: tuple[PartStorage, ...]
     asked_s: float
+    over_s: float
     start_s: float
     saved_s: float
     growth: Bytes
+    put_back: tuple[Change, ...]
     run: SecondRun
 
     @property
     def size_bytes(self) -> int:
         return sum(storage.size_bytes for storage in self.storages)
+
+    @property
+    def put_back_bytes(self) -> int:
+        return sum(change.delta_bytes for change in self.put_back)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,23 +90,21 @@ class PartedPass:
         return tuple(part.modules for part in self.parts)
 
     @property
-    def state_bytes(self) -> int:
-        """The generator's, as it was when each module was called, and copies of buffers that they change."""
-        copied_bytes = sum(part.run.copied_bytes for part in self.parts)
-        return self.random_state_bytes * sum(len(part.modules) for part in self.parts) + copied_bytes
+    def put_back_bytes(self) -> int:
+        return sum(part.put_back_bytes for part in self.parts)
 
     def growth(self) -> dict[str, int]:
         """What the second run of the unit has at its highest instant."""
-        return self._with_state(highest({}, self.own, self._let_go()), self.state_bytes)
+        return highest({}, self.own, self._forward_changes())
 
     def forward_peak(self, start: Bytes, events: Sequence[Timed]) -> dict[str, int]:
         """The first run, where it keeps for the backward."""
-        return highest(start, events, self._let_go())
+        return highest(start, events, self._forward_changes())
 
     def backward_peak(self, start: Bytes, events: Sequence[Timed]) -> dict[str, int]:
-        """`start`: with all that the unit keeps in the plain run."""
-        level = dict(start)
-        changes: list[Change] = []
+        """`start`: as in the plain run, with all that the unit keeps there."""
+        level = self._with_state(start, self.put_back_bytes)
+        changes = [Change(part.over_s, -part.put_back_bytes, "temporary") for part in self.parts]
         for part in self.parts:
             for storage in part.storages:
                 level[storage.category] = level.get(storage.category, 0) - storage.size_bytes
@@ -109,12 +118,14 @@ class PartedPass:
     def _with_state(self, level: Bytes, size_bytes: int) -> dict[str, int]:
         return {**level, "temporary": level.get("temporary", 0) + size_bytes}
 
-    def _let_go(self) -> list[Change]:
-        return [
-            Change(storage.unsaved_s, -storage.size_bytes, storage.category)
+    def _forward_changes(self) -> list[Change]:
+        let_go = [
+            Change(storage.unsaved[1], -storage.size_bytes, storage.category)
             for part in self.parts
             for storage in part.storages
+            if storage.unsaved[0] == self.forward
         ]
+        return [*let_go, *(change for part in self.parts for change in part.put_back)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class SparingSearch:
         cost = self._step.second_run_cost
         for of_all in zip(*passes, strict=True):
             freed = tuple(
-                (one.forward + 1, min(storage.death_segment, one.backward), storage.size_bytes)
+                (storage.unsaved[0] + 1, min(storage.death_segment, one.backward), storage.size_bytes)
                 for one in of_all
                 for part in one.parts
                 for storage in part.storages

@@ -48,7 +48,7 @@ def runs(directory, between, first=nn.Linear):
             model(torch.randn(6, 8)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-    trace = _Trace(prof.run.ranks[0], Passes([]), [], set())
+    trace = _Trace(prof.run.ranks[0], Passes([]), [], set(), set())
     layers = next(
         call.inside
         for calls in trace.calls.values()

@@ -40,10 +40,22 @@ class Convolutions(nn.Module):
         return x.mean((2, 3))
 
 
+class Casting(Gpt):
+    """Autocast's cache holds copies of weights until it ends; what runs again makes its own."""
+
+    def forward(self, tokens):
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(tokens)
+
+
 KINDS = {
     "gpt": (
         lambda: Gpt(dim=32, layers=5, vocabulary=16, length=64, dropout=0.1),
         lambda: torch.randint(0, 16, (8, 64)),
+    ),
+    "casting": (
+        lambda: Casting(dim=32, layers=4, vocabulary=16, length=32, dropout=0.1),
+        lambda: torch.randint(0, 16, (4, 32)),
     ),
     "convolutions": (Convolutions, lambda: torch.randn(4, 3, 24, 24)),
 }
@@ -100,7 +112,7 @@ def test_peaks_are_those_predicted_whether_units_run_again_or_not(plain, recompu
 
     assert losses_ours == losses
     # A layer's backward lets go of its copies of running statistics, which are taken to be there throughout.
-    assert 0 <= predicted.peak_bytes - peak_of(ours) <= (0 if kind == "gpt" else 1200)
+    assert 0 <= predicted.peak_bytes - peak_of(ours) <= (600 if kind == "convolutions" else 0)
 
 
 def test_a_budget_below_what_whole_units_need_is_met(plain, tmp_path):

@@ -151,15 +151,16 @@ def applied_otherwise(directory, plain, words, within, size=SIZE):
     return far_peaks(predicted.peak.total_bytes, applied, within)
 
 
-def test_what_parts_of_units_hold_is_what_the_simulator_said(tmp_path):
-    """In float32: the copies of weights that autocast makes go with a part, and are predicted to stay."""
-    size = [word for word in SIZE if word != "--bf16"]
+@pytest.mark.parametrize("accumulation", ["1", "2"])
+def test_what_parts_of_units_hold_is_what_the_simulator_said(tmp_path, accumulation):
+    """Under autocast, whose copies of weights go with a part."""
+    size = [*SIZE, "--accum", accumulation]
 
     def faults_of(directory):
         plain = captured_step(memadvisor("profile", directory / "plain", size=size))
         save_plan(in_parts(plain), directory / "parts.json")
         words = ("--plan", str(directory / "parts.json"))
-        return applied_otherwise(directory, plain, words, 1e-3, size)
+        return applied_otherwise(directory, plain, words, 0, size)
 
     some_try(tmp_path, faults_of)
 
