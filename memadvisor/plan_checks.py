@@ -339,7 +339,7 @@ def _check_parts(plan: Plan, source: str) -> None:
                 f"{source} has {what} of {unit.name!r}.", hint="name modules inside the unit, each once."
             )
         beside = {
-            "ZeRO stage 3 on several ranks": plan.num_ranks > 1 and unit.zero_stage == 3,
+            "the script's own FSDP2": plan.executor == "fsdp2",
             "a stretch around it": unit.name in stretched,
             "operators that it keeps": bool(unit.kept),
             "what it keeps elsewhere, or in few bits": bool(unit.elsewhere),

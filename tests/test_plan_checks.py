@@ -124,8 +124,8 @@ def with_parts(*parts, **more):
         ({"units": [with_parts(["b.x"])], "num_ranks": 1}, "the part 'b.x' of 'a'"),
         ({"units": [with_parts(["a.x"], ["a.x"])], "num_ranks": 1}, "parts that share modules of 'a'"),
         (
-            {"units": [with_parts(["a.x"], zero_stage=3)], "num_ranks": 2},
-            "parts of 'a' that run again, with ZeRO stage 3 on several ranks",
+            {"units": [with_parts(["a.x"], zero_stage=3)], "num_ranks": 2, "executor": "fsdp2"},
+            "parts of 'a' that run again, with the script's own FSDP2",
         ),
         (
             {"units": [with_parts(["a.x"], kept=["aten::mm"])], "num_ranks": 1},

@@ -188,7 +188,7 @@ class Search:
         """All units of one way, with the best choice of units to recompute; what was met joins `found`."""
         nearest = nearest_tier(step, self.plays.transfers) or "device"
         may_nest = not (way.early or way.pages) and self._may_nest(step, way.stage, way.shard_ranks)
-        has_parts = (self.plays.num_ranks == 1 or way.stage < 3) and not way.pages
+        has_parts = not (way.pages or step.shard_groups)
         look, outcome = partial(self.plays.look, step), partial(self.plays.outcome, step)
         has_replay = self.plays.settings is not None
         one = OneWay(

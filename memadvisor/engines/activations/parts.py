@@ -13,7 +13,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -40,7 +40,8 @@ from memadvisor.engines.activations.unit_forwards import UnitForwards
 from memadvisor.engines.script.hooks import Hooks
 from memadvisor.engines.script.live import LiveModel
 from memadvisor.engines.script.undo import Undo
-from memadvisor.engines.sharding.saved import is_in_checkpoint
+from memadvisor.engines.sharding.gathers import Gathers
+from memadvisor.engines.sharding.saved import innermost_gathers, is_in_checkpoint, parameters_apart
 from memadvisor.schedule import Schedule
 
 Note = Callable[[str, str], None]
@@ -94,12 +95,12 @@ class Parts:
 
     def applies(self, module: torch.nn.Module) -> bool:
         place = self._place_of.get(module)
-        if place is None or not torch.is_grad_enabled():
+        if place is None or not torch.is_grad_enabled() or is_in_checkpoint():
             return False
         running = getattr(self._running, "unit", None)
         if place.is_recomputed:
             return running is not None and running[0] == place.unit
-        return running is None and not self._hooks.in_backward and not is_in_checkpoint()
+        return running is None and not self._hooks.in_backward
 
     def run(
         self,
@@ -162,7 +163,7 @@ class _Part:
         leaves, self._spec = tree_flatten((args, kwargs))
         self._leaves = each_once(lambda leaf: kept_of(leaf, told), leaves)
         self._versions = versions_of(self._leaves)
-        self._calls: list[tuple[Callable[..., Any], Around, Conditions, _Given]] = []
+        self._calls: list[_Call] = []
         self._places = Places()
         self._filling = filling
         self._number = place.number
@@ -183,10 +184,13 @@ class _Part:
         kwargs: Any,
         firing: FiringOnce | None = None,
     ) -> Any:
-        given = _Given(args, kwargs)
-        self._calls.append((forward, around, Conditions(tree_flatten((args, kwargs))[0]), given))
+        conditions = Conditions(tree_flatten((args, kwargs))[0])
+        # In the first run of a recomputed unit, where there are no parts, parameters of stage 3 are places in their storage.
+        sharded = innermost_gathers()
+        self._calls.append(_Call(forward, around, conditions, _Given(args, kwargs), sharded))
         watched = firing.first_run(self._places.__len__) if firing is not None else contextlib.nullcontext()
-        with torch.autograd.graph.saved_tensors_hooks(self._pack, self.unpack), watched:
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self.unpack)
+        with hooks, parameters_apart(sharded), watched:
             output = forward(*args, **kwargs)
         self._number += 1
         self._returned = Returned(0, output) if isinstance(output, torch.Tensor) else None
@@ -208,11 +212,21 @@ class _Part:
         hooks = torch.autograd.graph.saved_tensors_hooks(filling, as_packed)
         with until_enough(filling), hooks:
             output: Any = None
-            for number, (forward, around, conditions, given) in enumerate(self._calls):
+            for number, call in enumerate(self._calls):
                 if number:
-                    args, kwargs = given.with_tensor(output)
-                with conditions.again(), around():
-                    output = forward(*args, **kwargs)
+                    args, kwargs = call.given.with_tensor(output)
+                with call.conditions.again(), call.around(), parameters_apart(call.sharded):
+                    output = call.forward(*args, **kwargs)
+
+
+class _Call(NamedTuple):
+    """Of one module of a part. `sharded`: whose parameters autograd keeps as places in their storage."""
+
+    forward: Callable[..., Any]
+    around: Around
+    conditions: Conditions
+    given: _Given
+    sharded: weakref.ref[Gathers] | None
 
 
 class _Given:

@@ -7,8 +7,9 @@ All other tensors go to the hooks that were there before: the script's own, a ch
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +90,24 @@ def top_hooks() -> tuple[Pack, Callable[[Any], Any]] | None:
     """The saved-tensor hooks in force, of whoever pushed them last."""
     top = torch._C._autograd._top_saved_tensors_default_hooks(False)
     return top if top is None or top[0] is not None else None
+
+
+def innermost_gathers() -> weakref.ref[Gathers] | None:
+    """Of the hooks in force, if these are a SavedParameters'."""
+    owner = getattr((top_hooks() or (None,))[0], "__self__", None)
+    return owner._gathers if isinstance(owner, SavedParameters) else None
+
+
+@contextlib.contextmanager
+def parameters_apart(reference: weakref.ref[Gathers] | None) -> Iterator[None]:
+    """What autograd keeps of these parameters is not seen by hooks that have been installed since: it is a place."""
+    gathers = None if reference is None else reference()
+    pushed = 0 if gathers is None else SavedParameters.push(gathers)
+    try:
+        yield
+    finally:
+        if pushed:
+            SavedParameters.pop()
 
 
 def storage_id(tensor: torch.Tensor) -> int:

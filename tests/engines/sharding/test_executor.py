@@ -18,20 +18,26 @@ from tests.engines.virtual_ranks import UNITS, Case, executing
 
 
 def units_of(training: Training, kind: str) -> tuple[UnitPlan, ...]:
-    """`mixture`: another stage for each unit; `kept`: stage 3, all but one stay until their backward.
+    """`mixture`: another stage for each unit; `kept`: stage 3, all but one stay until their backward; `parts`: stage 3, parts
+    of blocks run again.
 
-    In both every other block is recomputed.
+    In all every other block is recomputed.
     """
     rows = read_model(Model(unused=training.unused, **dict(training.model))).rows
     return tuple(
         UnitPlan(
             name=row.name,
-            zero_stage=3 if kind == "kept" else (3 + number) % 4,
+            zero_stage=(3 + number) % 4 if kind == "mixture" else 3,
             recompute=row.is_block and number % 2 == 0,
-            reshard=number == 1,
+            reshard=number == 1 or kind == "parts",
+            parts=parts_of(row.name) if kind == "parts" and row.is_block else (),
         )
         for number, row in enumerate(rows)
     )
+
+
+def parts_of(block: str) -> tuple[tuple[str, ...], ...]:
+    return (f"{block}.norm",), (f"{block}.down", f"{block}.dropout")
 
 
 TRAININGS = {
@@ -52,7 +58,7 @@ TRAININGS = {
 
 
 # Stage, kind of units, gather depth (and overlap of reductions, where it is not 0).
-KINDS = [(0, "", 0), (1, "", 0), (2, "", 1), (3, "", 1), (3, "mixture", 1), (3, "kept", 2)]
+KINDS = [(0, "", 0), (1, "", 0), (2, "", 1), (3, "", 1), (3, "mixture", 1), (3, "kept", 2), (3, "parts", 1)]
 
 
 def stages_follow_ddp(
