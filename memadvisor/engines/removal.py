@@ -35,6 +35,7 @@ def remove_executor(
     with torch.no_grad():
         if executor.num_shared_stages:
             executor.sharded.meet()
+        executor.reductions.let_go()  # as an evaluation of one rank alone has done: else the others would gather shards of gradients
         executor.loans.end()
         executor.lates.keep_masters()
         _restore_optimizers(executor, optimizers, slot_of, owners, ask)

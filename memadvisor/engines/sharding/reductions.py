@@ -74,6 +74,7 @@ class Reductions:
         self._missing: list[str] = []
         self._backward = _Backward()
         self._stepped_after = -1  # how many backwards there had been when the optimizer stepped last
+        self._is_to_meet = False  # with the others, before their next pass
 
     def detach(self) -> None:
         self._gradient_hooks.remove()
@@ -93,7 +94,7 @@ class Reductions:
             )
 
     def begin(self) -> None:
-        self.sweep()
+        self.let_go()
         self._gradient_hooks.come_last()
         for flat in self._backward.scattering:  # of a backward that an exception ended
             flat.scattering = flat.grad = None
@@ -369,14 +370,20 @@ class Reductions:
             self._sharded.note("warning", _NOT_AVERAGED)
         self._stepped_after = self._sharded.num_backwards
 
-    def sweep(self, *, together: bool = False) -> None:
+    def sweep(self, *, together: bool) -> None:
         """Let go of gradient buffers whose parameters have no gradient any more (`zero_grad`).
 
         together: all ranks come by here, and meet first: another may still be reading, by itself, what goes now or before
-        the next backward.
+        the next backward. A pass of one rank alone, an evaluation, may have let go of what tells that it is to meet.
         """
-        if together and self._is_done_with_some():
+        self._is_to_meet = self._is_to_meet or self._is_done_with_some()
+        if together and self._is_to_meet:
             self._sharded.meet()
+        if together:
+            self._is_to_meet = False
+        self.let_go()
+
+    def let_go(self) -> None:
         with torch._C.DisableTorchFunctionSubclass():  # gradients are looked at, not values
             for flat in self._sharded.flats:
                 if flat.trainable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import os
@@ -26,6 +27,7 @@ from tests.engines.trainings import (
     Training,
     applied,
     build,
+    clipped_gradients,
     largest_difference,
     make_optimizer,
     make_plan,
@@ -89,6 +91,33 @@ def _same_states(a, b) -> bool:
 def test_rank_zero_may_save_and_evaluate_alone(zero):
     for found in run_ranks(on_one_rank, 2, zero, timeout_s=60):
         assert all(found.values()), found
+
+
+def between_steps(rank: int, zero: int) -> list[list[float]]:
+    """Losses without a plan and with one; rank 0 alone evaluates behind `zero_grad`."""
+    found = []
+    for plan in (None, make_plan(2, zero)):
+        with applied(plan) if plan else contextlib.nullcontext():
+            ddp, data = build(Training(), rank), torch.Generator().manual_seed(rank)
+            optimizer, losses = make_optimizer("adamw", ddp), []
+            for _ in range(3):
+                losses += clipped_gradients(ddp, data, 1)
+                optimizer.step()
+                optimizer.zero_grad()
+                if rank == 0:
+                    ddp.eval()
+                    with torch.no_grad():
+                        ddp.module(torch.arange(12).view(2, 6))
+                    ddp.train()
+            found.append(losses)
+    return found
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_rank_zero_may_evaluate_alone_when_gradients_have_been_dropped(zero):
+    """It let go of their shards, and so did not meet the others before the next forward, which waited for it."""
+    for plain, ours in run_ranks(between_steps, 2, zero, timeout_s=60):
+        assert ours == pytest.approx(plain, rel=1e-6)
 
 
 def resumed(rank: int, zero: int) -> tuple[list[float], list[float]]:
