@@ -14,7 +14,10 @@ from statistics import median
 
 from memadvisor.analyzers.placement import Stretch
 from memadvisor.cost.collectives import Observation
+from memadvisor.cost.fsdp2_sizes import padded_bytes
+from memadvisor.cost.late_sharding import LateSharding
 from memadvisor.errors import UsageError
+from memadvisor.precision import bytes_in
 from memadvisor.run.records import Collective, Step, Storage
 from memadvisor.run.run import RankRun
 
@@ -40,7 +43,9 @@ def _reasons(rank: RankRun, step: Step) -> dict[str, bool]:
         None,
     )
     return {
-        "offloads its shards": any(group.offloads for group in groups),
+        "shards several models": len({unit.model for unit in rank.units if unit.shard_group is not None}) > 1,
+        "offloads its shards from a GPU": rank.process.device != "cpu"
+        and any(group.offloads for group in groups),
         "shares parts of the model among fewer ranks than others": len(
             {(group.num_ranks, group.num_replicas) for group in groups}
         )
@@ -50,15 +55,23 @@ def _reasons(rank: RankRun, step: Step) -> dict[str, bool]:
         "accumulates gradients on a mesh with one replica, and holds the sums across it": (
             num_replicas == 1 and step.num_micro_batches > 1 and bool(_in_backward(rank, step, "all_reduce"))
         ),
-        "shards tensors otherwise than by rows, frees them to fewer ranks (reshard_after_forward of a number), or is told by "
-        "set_reduce_scatter_max_input_buffers or set_unshard_in_backward what to hold": (
+        "shards tensors otherwise than by rows, or is told by set_unshard_in_backward what to hold": (
             not all(group.is_plain for group in groups)
         ),
+        "frees parameters to parts of fewer ranks (reshard_after_forward of a number) where ranks hold the same shards": (
+            num_replicas > 1 and any(group.forward_ranks for group in groups)
+        ),
+        "frees the parameters of some modules to parts of fewer ranks after the forward (reshard_after_forward of a number), and "
+        "those of others to none or other ones": len({g.forward_ranks for g in groups if g.reshards}) > 1,
         f"gathers parts of {split!r} by themselves, or leaves parameters whole": split is not None,
-        "does not reduce the gradients of each micro-batch": _num_reduced(rank, step)
-        < max(1, step.num_micro_batches),
+        "reduces gradients neither in each micro-batch nor in the last one alone": not (
+            _num_reduced(rank, step) >= max(1, step.num_micro_batches) or _reduces_late(rank, step)
+        ),
+        "frees some parameters after the backward of a micro-batch, and others not": _frees_some_late(
+            rank, step
+        ),
         "sums gradients across groups of ranks neither in each micro-batch nor in the last one alone": not (
-            _sums_in_each(rank, step) or sums_late(rank, step)
+            _sums_in_each(rank, step) or _sums_late(rank, step)
         ),
     }
 
@@ -75,6 +88,52 @@ def _num_reduced(rank: RankRun, step: Step) -> int:
     return len(rows) // num_groups if num_groups else step.num_micro_batches
 
 
+def _reduces_late(rank: RankRun, step: Step) -> bool:
+    """Whether it was in the last micro-batch alone (`set_requires_gradient_sync`)."""
+    rows = _in_backward(rank, step, "reduce_scatter")
+    if len(_starts(rank, step)) < 2 or len(rows) != _num_reducible(rank):
+        return False
+    return bool(rows) and min(row.issue_s for row in rows) >= _starts(rank, step)[-1]
+
+
+def _starts(rank: RankRun, step: Step) -> list[float]:
+    """When the first forward of each micro-batch begins."""
+    starts: dict[int, float] = {}
+    for span in rank.spans:
+        if span.step == step.index and span.kind == "forward":
+            starts[span.micro_batch] = min(span.start_s, starts.get(span.micro_batch, span.start_s))
+    return sorted(starts.values())
+
+
+def _gathered_forward(rank: RankRun, step: Step) -> list[int]:
+    """How many gathers each micro-batch's forward has."""
+    starts = _starts(rank, step)
+    counts = [0] * len(starts)
+    for row in _of_step(rank, step):
+        place = bisect_right(starts, row.issue_s) - 1
+        if place >= 0 and (row.operation, row.phase) == ("all_gather", "forward"):
+            counts[place] += 1
+    return counts
+
+
+def _frees_late(rank: RankRun, step: Step) -> bool:
+    """Whether what the first micro-batch gathers stays until the last one's backward (`set_reshard_after_backward`)."""
+    counts = _gathered_forward(rank, step)
+    return len(counts) > 1 and counts[0] > 0 and not any(counts[1:])
+
+
+def _frees_some_late(rank: RankRun, step: Step) -> bool:
+    counts = _gathered_forward(rank, step)
+    return len(counts) > 1 and len(set(counts[1:])) == 1 and 0 < counts[1] < counts[0]
+
+
+def late_sharding(rank: RankRun, step: Step) -> LateSharding:
+    """What the script leaves to the last micro-batch; of a step that `check_predictable` lets pass."""
+    return LateSharding(
+        reduces=_reduces_late(rank, step), sums=_sums_late(rank, step), frees=_frees_late(rank, step)
+    )
+
+
 def _num_reducible(rank: RankRun) -> int:
     """Groups with gradients."""
     groups = {group.name for group in rank.shard_groups}
@@ -87,7 +146,7 @@ def _sums_in_each(rank: RankRun, step: Step) -> bool:
     return _num_replicas(rank) == 1 or len(sums) >= len(reductions)
 
 
-def sums_late(rank: RankRun, step: Step) -> bool:
+def _sums_late(rank: RankRun, step: Step) -> bool:
     """Whether it is in the last micro-batch alone (`set_requires_all_reduce`)."""
     sums, reductions = (_in_backward(rank, step, name) for name in ("all_reduce", "reduce_scatter"))
     num_groups, num_before = _num_reducible(rank), max(1, step.num_micro_batches) - 1
@@ -104,7 +163,10 @@ def _num_replicas(rank: RankRun) -> int:
 
 def with_buffers_counted(rank: RankRun, step: Step) -> RankRun:
     """The same, with what a backend copies while a collective runs counted as communication, and with what a reduction to
-    shards leaves, where that is added to gradients or to other sums and so is no gradient."""
+    shards leaves, where that is added to gradients or to other sums and so is no gradient.
+
+    Whole gradients that are not reduced, but added to others in another dtype, are gradients too, and what a forward leaves of
+    parameters that it frees to parts of fewer ranks are parameters: none of FSDP2's operators names them."""
     rows = _of_step(rank, step)
     spans = sorted((row.issue_s, row.end_s) for row in rows if row.end_s is not None)
     starts = [start_s for start_s, _ in spans]
@@ -115,11 +177,41 @@ def with_buffers_counted(rank: RankRun, step: Step) -> RankRun:
         return inside and place >= 0 and row.birth_s <= spans[place][1]
 
     left = _left_by_reductions(rank, _in_backward(rank, step, "reduce_scatter"))
-    storages = [
-        replace(row, category="communication") if is_copy(row) or row.storage_id in left else row
-        for row in rank.storages
-    ]
-    return replace(rank, storages=tuple(storages))
+    summed_in = {group.name: group.reduce_dtype for group in rank.shard_groups}
+    sums = {unit.name: summed_in.get(unit.shard_group or "") for unit in rank.units}
+    is_late, part_sizes = _reduces_late(rank, step), _part_sizes(rank)
+
+    def category(row: Storage) -> str:
+        if row.category != "temporary":
+            return row.category
+        if is_copy(row) or row.storage_id in left:
+            return "communication"
+        is_left = (
+            row.operator == "aten::clone" and row.phase != "backward"
+        )  # the model's own are behind its forward
+        if is_left and row.size_bytes in part_sizes:
+            return "parameter"
+        is_whole = is_late and row.accumulated_s is not None and sums.get(row.unit) not in (None, row.dtype)
+        return "gradient" if is_whole else row.category
+
+    return replace(rank, storages=tuple(replace(row, category=category(row)) for row in rank.storages))
+
+
+def _part_sizes(rank: RankRun) -> set[int]:
+    """Of what is left of each parameter that the script frees to parts of fewer ranks after the forward."""
+    of_unit = {unit.name: unit.shard_group for unit in rank.units}
+    parted = {group.name: group for group in rank.shard_groups if group.reshards and group.forward_ranks}
+    found = set()
+    for parameter in rank.parameters:
+        group = parted.get(of_unit.get(parameter.unit) or "")
+        if group is not None and not parameter.tied_to:
+            gathered = bytes_in(
+                padded_bytes(parameter, group.num_ranks),
+                parameter.dtype,
+                group.param_dtype or parameter.dtype,
+            )
+            found.add(gathered // (group.forward_ranks or 1))
+    return found
 
 
 def _left_by_reductions(rank: RankRun, reductions: Sequence[Collective]) -> set[int]:

@@ -31,7 +31,7 @@ from memadvisor.analyzers.planned_models import is_each_called_once, live_gradie
 from memadvisor.analyzers.roundable import rounding_cost
 from memadvisor.analyzers.script_shards import (
     check_predictable,
-    sums_late,
+    late_sharding,
     take_collectives,
     with_buffers_counted,
 )
@@ -41,6 +41,7 @@ from memadvisor.analyzers.split_times import split_durations
 from memadvisor.analyzers.unit_operators import timed_operators
 from memadvisor.analyzers.unit_states import constant_states, planned_units, unit_states
 from memadvisor.asked import NOTHING, Asked
+from memadvisor.cost.late_sharding import NOTHING_LATE
 from memadvisor.cost.second_run import SecondRun, SecondRunCost
 from memadvisor.cost.step import CapturedStep, Segment
 from memadvisor.errors import UsageError
@@ -191,7 +192,7 @@ class RecordedStep:
             leaves_gradients_alone=self._leaves_gradients_alone,
             updates_together=self._updates_together,
             shard_groups=self._groups,
-            sums_late=bool(self._groups) and sums_late(rank, step),
+            late=late_sharding(rank, step) if self._groups else NOTHING_LATE,
         )
 
 

@@ -140,7 +140,8 @@ class Plan:
     `shard_ranks`: how many ranks that follow each other share what is sharded; every such group holds all of it,
     and groups add up their gradients (hybrid sharding). None: all ranks are one group.
     `secondary_ranks`: how many ranks that follow each other share a second copy of what stage 3 frees after a forward,
-    from which it is gathered for the backward (ZeRO++'s hpZ, arXiv:2306.10209, section 3.2). None: there is none.
+    from which it is gathered for the backward (ZeRO++'s hpZ, arXiv:2306.10209, section 3.2). None: there is none. Of FSDP2 it
+    is the script's own number of `reshard_after_forward`.
     `update_in_backward`: units of stages 2 and 3 are updated, and their gradients freed, as soon as those are reduced.
     `local_sgd`: which steps reduce no gradients, and average parameters now and then instead. None: none.
     `executor`: whose memory and time the prediction is of. `fsdp2`: the script shards its model with `fully_shard`

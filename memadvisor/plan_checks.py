@@ -149,7 +149,7 @@ def _check_executor(plan: Plan, stages: set[int], source: str) -> None:
     asked = {
         f"ZeRO stage {min(stages)}": stages != {3},
         "one rank": plan.num_ranks == 1,
-        **beside_fsdp2(plan),
+        **beside_fsdp2(replace(plan, secondary_ranks=None)),  # those of the script
     }
     check_executor(plan.executor, plan.algorithms, asked, source)
     if plan.reshard_model and plan.executor != "fsdp2":

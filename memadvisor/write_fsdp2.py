@@ -51,7 +51,8 @@ def schedule_of_groups(plan: Plan, units: Sequence[Unit]) -> Schedule:
     """What FSDP2 does of a plan, in a script that has called `fully_shard`; actions name groups by their modules.
 
     A group is gathered before its module's forward and before its backward, unless it is there, freed after the
-    backward, and with `reshard` after the forward too; what no group inside the model has stays from the model's
+    backward, and with `reshard` after the forward too (with `plan.secondary_ranks` to parts of so many ranks, which gather
+    it for the backward among themselves); what no group inside the model has stays from the model's
     forward to the end of the backward, or with `plan.reshard_model` is freed and gathered like the others. Gradients are
     reduced after the group's backward, and where several groups of ranks hold the same shards (HSDP) what that leaves is
     summed across these. A group begins with gathering the next `plan.gather_depth` ones.
@@ -61,21 +62,30 @@ def schedule_of_groups(plan: Plan, units: Sequence[Unit]) -> Schedule:
     inner = [group for group in groups if not group.is_whole]
     builder = ScheduleBuilder()
 
+    has_parts = plan.secondary_ranks is not None
+    left = Ranks.SECONDARY if has_parts else Ranks.ALL
+
     def gather(point: Point, unit: str, group: _Group | None, ahead: Sequence[_Group]) -> None:
+        takes_parts = has_parts and point in (Point.BEFORE_BACKWARD, Point.BACKWARD_BEGINS)
+        near = {other.name for other in groups if takes_parts and other.reshards}
+
+        def ranks(one: _Group) -> Ranks:
+            return Ranks.SECONDARY if one.name in near else Ranks.INSIDE
+
         if group is not None:
-            builder.gather(point, unit, group.name)
+            builder.gather(point, unit, group.name, ranks=ranks(group))
         for other in ahead[: plan.gather_depth]:
-            builder.gather(point, unit, other.name, overlaps=True)
+            builder.gather(point, unit, other.name, overlaps=True, ranks=ranks(other))
 
     whole = next((group for group in groups if group.is_whole), None)
     gather(Point.FORWARD_BEGINS, "", whole, inner)
     for place, group in enumerate(inner):
         gather(Point.BEFORE_FORWARD, group.first, group, inner[place + 1 :])
         if group.reshards:
-            builder.release(Point.AFTER_FORWARD, group.last, group.name)
+            builder.release(Point.AFTER_FORWARD, group.last, group.name, ranks=left)
     is_freed = whole is not None and whole.reshards
     if whole is not None and is_freed:
-        builder.release(Point.FORWARD_ENDS, "", whole.name)
+        builder.release(Point.FORWARD_ENDS, "", whole.name, ranks=left)
     gather(Point.BACKWARD_BEGINS, "", whole if is_freed else None, inner[::-1])
     for place, group in reversed(list(enumerate(inner))):
         gather(Point.BEFORE_BACKWARD, group.last, group, inner[:place][::-1])

@@ -340,7 +340,8 @@ class Models:
         return rows
 
     def shard_group_rows(self) -> list[ShardGroup]:
-        return list(shard_groups(self.roots()).values())
+        groups = shard_groups(self.roots())
+        return list({group.name: group for group in groups.values()}.values())
 
     def tensor_parallel_rows(self) -> list[TensorParallel]:
         return tensor_parallel(self.roots(), shard_groups(self.roots()))
@@ -367,7 +368,8 @@ class Models:
         groups_of: dict[str, set[str | None]] = {}
         for row in rows:
             if not row.tied_to:
-                groups_of.setdefault(row.unit, set()).add(innermost(row.name, groups))
+                inside = innermost(row.name, groups)
+                groups_of.setdefault(row.unit, set()).add(None if inside is None else groups[inside].name)
         order = [unit for unit in self._order if unit in sizes]
         order += [unit for unit in sizes if unit not in order]
         units = []

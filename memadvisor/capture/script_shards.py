@@ -31,12 +31,16 @@ def named_tensors(
 
 
 def shard_groups(roots: Iterable[tuple[str, torch.nn.Module]]) -> dict[str, ShardGroup]:
-    """Every module that the script has given to `fully_shard`, by name, of models by their prefix."""
-    found = {}
+    """Every module that the script has given to `fully_shard`, by name, of models by their prefix.
+
+    Those of one call are of one group.
+    """
+    found: dict[str, ShardGroup] = {}
+    first: dict[int, str] = {}  # of a state, which is of all modules of one call
     for prefix, root in roots:
         for name, module in root.named_modules(prefix=prefix):
             if hasattr(type(module), "_get_fsdp_state"):
-                group = _read(name, module)
+                group = _read(first.setdefault(id(module._get_fsdp_state()), name), module)
                 if group is not None:
                     found[name] = group
     return found
@@ -53,23 +57,24 @@ def _read(name: str, module: Any) -> ShardGroup | None:
         policies = (
             [group.mp_policy] if hasattr(group, "mp_policy") else [p.mp_policy for p in group.fsdp_params]
         )
-        mesh, policy = group.mesh_info, policies[0]
+        mesh, after, policy = group.mesh_info, group.post_forward_mesh_info, policies[0]
+        shared = getattr(group, "comm_ctx", None)
         return ShardGroup(
             name=name,
             num_ranks=getattr(mesh, "shard_mesh_size", 1),
             num_replicas=getattr(mesh, "replicate_mesh_size", 1),
-            reshards=group.post_forward_mesh_info is not None,
+            reshards=after is not None,
             param_dtype=_name_of(policy.param_dtype),
             reduce_dtype=_name_of(policy.reduce_dtype),
             offloads=type(group.offload_policy).__name__ != "OffloadPolicy",
             is_plain=len(groups) == 1
             and all(each == policy for each in policies)
-            and len(group.modules) == 1
-            and group.post_forward_mesh_info in (None, mesh)
-            # Inputs of several reductions at once, and groups that their backward does not gather (FSDPModule's methods).
-            and getattr(group, "reduce_scatter_max_input_buffers", 1) == 1
+            # Groups that their backward does not gather (FSDPModule.set_unshard_in_backward).
             and getattr(group, "unshard_in_backward", True)
             and all(getattr(p.fsdp_placement, "dim", None) == 0 for p in group.fsdp_params),
+            forward_ranks=None if after in (None, mesh) else after.shard_mesh_size,
+            # All groups of a model share the first one's from its first forward on.
+            max_inputs=getattr(shared, "reduce_scatter_max_input_buffers", 1),
         )
     except AttributeError:
         return None

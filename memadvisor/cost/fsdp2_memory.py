@@ -7,9 +7,13 @@ of the ranks in its first dimension.
   collectives the output of a forward's gather stays until the next one has arrived, or the forward is over; with
   them, and in a backward, it is free as soon as it is copied. One that is gathered ahead has its output alone.
 - Gloo's own gather has a copy of the output, its own reduce-scatter one of its input.
+- Parameters that are freed to parts of fewer ranks after the forward (`reshard_after_forward` of a number) leave this rank's
+  part of each, in the dtype that was gathered, until the backward's gather of them has arrived.
 - Gradients stay as autograd makes them until the group's backward is over. Then the parameters go, the gradients are
   copied to the reduction's input and freed, and this rank's shards come out. The input stays until the next
-  group's reduction, or the backward's end.
+  group's reduction, or the backward's end (`set_reduce_scatter_max_input_buffers`: until so many are there).
+- What the script leaves to the last micro-batch (late_sharding.py) is not done before. Whole gradients that are summed in
+  another dtype are in that one from the end of the group's backward on, and later ones are added to them there.
 - With groups of ranks that hold the same shards (HSDP) the shards of a sum are summed across them in place. Each group keeps
   the buffer of that until the backward's end: where the gradients are views of it, it is these; where they were there
   before, it is added to them and stays beside them. A script that sums across in the last micro-batch alone
@@ -22,21 +26,17 @@ Shards and optimizer state are as captured: no plan changes them.
 
 from __future__ import annotations
 
-import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 from memadvisor.cost.activations import View
+from memadvisor.cost.fsdp2_sizes import group_bytes
 from memadvisor.cost.messages import Message
 from memadvisor.cost.step import CapturedStep, Segment
 from memadvisor.cost.update_shares import UnchangedUpdates
 from memadvisor.precision import bytes_in
-from memadvisor.run.parallel_records import ShardGroup
-from memadvisor.run.records import Parameter
-from memadvisor.schedule import Action, ActionKind, Point, Schedule
+from memadvisor.schedule import Action, ActionKind, Point, Ranks, Schedule
 
 # Tensors that are of another stream's memory than the one that computes, by how their names begin, and the category of the
 # captured ones that tell it.
@@ -46,20 +46,6 @@ _ASIDE = (
     ("communication", "unsummed shards of ", "gradient"),
     ("communication", "summed shards of ", "gradient"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class GroupBytes:
-    """Of one group: its gathered parameters, a reduction's input, and this rank's part of what that gives. `parts`: the
-    gathered parameters, each of which is allocated by itself. `sum`: the part in the dtype that is summed in, which is
-    another buffer than the gradients where that is not theirs (`is_cast`)."""
-
-    full: int
-    reduced: int
-    shard: int
-    sum: int
-    parts: tuple[int, ...] = ()
-    is_cast: bool = False
 
 
 class Fsdp2Memory:
@@ -83,8 +69,13 @@ class Fsdp2Memory:
         self._resting["communication"] = start.get("communication", 0)
         self._outputs: set[str] = set()  # of gathers that are ahead
         self._last_output: str | None = None  # of the last gather in a forward
-        self._input: str | None = None  # of the last reduction
+        self._parts: set[str] = set()  # groups freed to parts of fewer ranks
+        self._inputs: list[str] = []  # of the last reductions
+        self._max_inputs = max((group.max_inputs for group in step.shard_groups), default=1)
         self._whole: set[str] = set()  # units with gradients as autograd made them
+        self._cast: set[str] = (
+            set()
+        )  # units with those of earlier micro-batches in the dtype that is summed in
         self._shards: set[str] = set(self.groups) if start.get("gradient") else set()
         self._has_replicas = schedule.shard_ranks < schedule.num_ranks
         self._unsummed: set[str] = set()  # groups with shards that are not summed across groups of ranks yet
@@ -128,6 +119,9 @@ class Fsdp2Memory:
     def _allocated(self) -> dict[tuple[str, str], tuple[int, ...]]:
         """What autograd and FSDP2 allocate parameter by parameter: gathered ones, by group, and whole gradients, by unit."""
         found = {("parameter", name): sizes.parts for name, sizes in self.groups.items()}
+        for name, sizes in self.groups.items():
+            shares = (size_bytes // self._num_parts(name) for size_bytes in sizes.parts)
+            found["parameter", f"parts of {name}"] = tuple(shares)
         return found | {("gradient", name): sizes for name, sizes in self._gradients.items()}
 
     @cached_property
@@ -163,9 +157,10 @@ class Fsdp2Memory:
         if self._last_output is not None:
             name = self._last_output
             pieces["communication", f"output of {name}"] = self.groups[name].full
-        if self._input is not None:
-            pieces["communication", f"input of {self._input}"] = self.groups[self._input].reduced
+        pieces |= {("parameter", f"parts of {name}"): self._part_bytes(name) for name in self._parts}
+        pieces |= {("communication", f"input of {name}"): self.groups[name].reduced for name in self._inputs}
         pieces |= {("gradient", name): self._gradient_bytes(name) for name in self._whole}
+        pieces |= {("gradient", f"{name}, cast"): self._cast_bytes(name) for name in self._cast}
         pieces |= {("gradient", f"shards of {name}"): self.groups[name].shard for name in self._shards}
         for how, names in (("unsummed", self._unsummed), ("summed", self._summed)):
             pieces |= {("communication", f"{how} shards of {name}"): self.groups[name].sum for name in names}
@@ -173,6 +168,20 @@ class Fsdp2Memory:
 
     def _gradient_bytes(self, unit: str) -> int:
         return sum(self._gradients.get(unit, ()))
+
+    def _cast_bytes(self, unit: str) -> int:
+        """Of a unit's whole gradients in the dtype that is summed in."""
+        group = self.groups[self.group_of[unit] or ""]
+        rows = self.step.states[unit].parameters
+        return sum(
+            bytes_in(p.size_bytes, p.dtype, group.summed_in or p.dtype) for p in rows if p.requires_grad
+        )
+
+    def _part_bytes(self, name: str) -> int:
+        return self.groups[name].full // self._num_parts(name)
+
+    def _num_parts(self, name: str) -> int:
+        return self.groups[name].forward_ranks or self.num_ranks
 
     # ---- the step goes on ----------------------------------------------------------------------
 
@@ -188,6 +197,16 @@ class Fsdp2Memory:
         """Gradients that came in this segment stay until their group is reduced."""
         self._whole.update(unit for unit in segment.gradient_units if self.group_of.get(unit) in self.groups)
 
+    def holds_back(self, action: Action, point: Point, *, is_last: bool) -> bool:
+        """Whether an action is left to a later micro-batch. Gradients that are not reduced are cast in its place."""
+        if not self.step.late.holds_back(action, point, is_last=is_last):
+            return False
+        if action.kind is ActionKind.REDUCE and action.shard and self.groups[action.unit].is_summed_apart:
+            units = self._reducible(action.unit)
+            self._whole.difference_update(units)
+            self._cast.update(units)
+        return True
+
     def turn(self, point: Point) -> None:
         """A boundary is reached, whose actions follow: at the ends of the model's forward and of a backward buffers go."""
         if point is Point.FORWARD_BEGINS:
@@ -200,6 +219,7 @@ class Fsdp2Memory:
         """A backward is over: what was gathered ahead is not needed, nor what was summed across groups of ranks."""
         self._outputs.difference_update(names)
         self._summed.clear()
+        self._inputs.clear()
 
     def passes(self, action: Action) -> Iterator[dict[tuple[str, str], int]]:
         """The `tensors` that are there while an action is done, one after another: an output beside the last one, then
@@ -216,6 +236,7 @@ class Fsdp2Memory:
         if sum(map(self._gradient_bytes, units)):
             yield {**there, ("communication", f"input of {name}"): self.groups[name].reduced}
             whole = {piece for unit in units for piece in self._named("gradient", unit, 1)}
+            whole |= {("gradient", f"{unit}, cast") for unit in units}
             rest = {piece: size for piece, size in there.items() if piece not in whole}
             yield {**rest, ("communication", f"input of {name}"): self.groups[name].reduced}
 
@@ -224,10 +245,29 @@ class Fsdp2Memory:
         if action.kind is ActionKind.GATHER:
             return self._gather_ahead(name) if action.overlaps else self._gather(name)
         if action.kind is ActionKind.RELEASE:
-            self.gathered.discard(name)
-        elif action.kind is ActionKind.REDUCE:
+            return self._release(name, action.ranks)
+        if action.kind is ActionKind.REDUCE:
             return self._reduce(name) if action.shard else self._sum_across(name)
         return None
+
+    def _release(self, name: str, ranks: Ranks) -> Message | None:
+        is_there = name in self.gathered
+        self.gathered.discard(name)
+        if not is_there or ranks is not Ranks.SECONDARY:
+            return None
+        self._parts.add(name)
+        sizes = self.groups[name]
+        # One parameter after another has its part copied, and is then freed.
+        left, highest = sizes.full, 0
+        for size_bytes in sizes.parts:
+            left += size_bytes // self._num_parts(name)
+            highest = max(highest, left)
+            left -= size_bytes
+        return Message(
+            operation="all_gather",
+            size_bytes=0,
+            staging={"parameter": max(0, highest - self._part_bytes(name))},
+        )
 
     def _gather_ahead(self, name: str) -> Message | None:
         if name in self.gathered or name in self._outputs:
@@ -246,11 +286,13 @@ class Fsdp2Memory:
         full, was_ahead = self.groups[name].full, name in self._outputs
         last, self._last_output = self._last_output, None
         last_bytes = 0 if last is None else self.groups[last].full
+        part_bytes = self._part_bytes(name) if name in self._parts else 0
         self._outputs.discard(name)
+        self._parts.discard(name)
         self.gathered.add(name)
         # The output beside the last one and the backend's copy, and then beside the parameters.
         arriving = last_bytes + full + (full if self.has_copies and not was_ahead else 0)
-        highest = max(arriving, 2 * full)
+        highest = max(arriving, 2 * full) + part_bytes
         after = full
         if self._is_forward and not self.is_pairwise:
             self._last_output = name
@@ -263,17 +305,21 @@ class Fsdp2Memory:
 
     def _reducible(self, name: str) -> list[str]:
         """Units of a group with gradients as autograd made them."""
-        return [unit for unit in self._whole if self.group_of.get(unit) == name]
+        return [unit for unit in self._whole | self._cast if self.group_of.get(unit) == name]
 
     def _reduce(self, name: str) -> Message | None:
         units = self._reducible(name)
         gradients = sum(self._gradient_bytes(unit) for unit in units)
         if not gradients:
             return None
+        cast = self._cast.intersection(units)
+        if cast:  # what has come since is added to them first
+            gradients = sum(map(self._cast_bytes, cast))
         sizes, before = self.groups[name], self._shards_bytes(name)
         self._whole.difference_update(units)
+        self._cast.difference_update(units)
         (self._unsummed if self._has_replicas else self._shards).add(name)
-        self._input = name
+        self._inputs.append(name)
         after = self._shards_bytes(name)
         copied = gradients + before
         # The backend's copy is free again before the sum is cast.
@@ -302,10 +348,10 @@ class Fsdp2Memory:
 
     @property
     def is_scattering(self) -> bool:
-        return self._input is not None
+        return len(self._inputs) >= self._max_inputs
 
     def end_scattering(self) -> None:
-        self._input = None
+        del self._inputs[:1]
 
     def is_reducing(self, name: str) -> bool:
         return False
@@ -325,36 +371,3 @@ def streams_of(step: CapturedStep, schedule: Schedule) -> Mapping[tuple[str, str
         seen = Counter(item.stream for item in step.storages if item.category == captured and item.stream)
         streams[kind, begin] = seen.most_common(1)[0][0] if seen else 0
     return streams
-
-
-def group_bytes(step: CapturedStep) -> dict[str, GroupBytes]:
-    """Sizes of each group of the step."""
-    parameters: dict[str, list[Parameter]] = {group.name: [] for group in step.shard_groups}
-    for unit in step.units:
-        if unit.shard_group in parameters and unit.name in step.states:
-            parameters[unit.shard_group].extend(step.states[unit.name].parameters)
-    return {group.name: _sizes(group, parameters[group.name]) for group in step.shard_groups}
-
-
-def _sizes(group: ShardGroup, parameters: Iterable[Parameter]) -> GroupBytes:
-    reduced = shard = 0
-    parts = []
-    is_cast = False
-    for parameter in parameters:
-        dtype, padded = parameter.dtype, _padded_bytes(parameter, group.num_ranks)
-        computed = group.param_dtype or dtype
-        parts.append(bytes_in(padded, dtype, computed))
-        if parameter.requires_grad:
-            summed_in = group.reduce_dtype or computed
-            is_cast |= summed_in != dtype
-            reduced += bytes_in(padded, dtype, summed_in)
-            shard += padded // group.num_ranks
-    return GroupBytes(sum(parts), reduced, shard, reduced // group.num_ranks, tuple(parts), is_cast)
-
-
-def _padded_bytes(parameter: Parameter, num_ranks: int) -> int:
-    """Bytes with the first dimension rounded up to a multiple of the ranks."""
-    shape: list[int] = json.loads(parameter.shape) or [1]
-    rows = -(-shape[0] // num_ranks) * num_ranks
-    elements = rows * math.prod(shape[1:])
-    return elements * (parameter.size_bytes // max(1, parameter.num_elements))

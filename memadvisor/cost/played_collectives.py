@@ -31,7 +31,6 @@ class PlayedCollectives:
         self._own = own
         # Whose gradients the script lets be reduced, though others follow; with one alone, it is the last of the step.
         self._synced = step.synced_micro_batches if len(step.synced_micro_batches) > 1 else frozenset[int]()
-        self._sums_late = step.sums_late
         self.arriving: dict[str, int] = {}
         self.sent_bytes = 0.0
         self._reduction = NO_COLLECTIVE  # the last one under way
@@ -78,8 +77,6 @@ class PlayedCollectives:
     def leaves_out(self, action: Action, micro_batch: int | None, *, is_last: bool) -> bool:
         """Whether a reduction is not done here: with accumulation under no_sync, what all ranks keep whole is summed once;
         and local SGD does most steps without."""
-        if action.ranks is Ranks.ACROSS and self._sums_late:
-            return not is_last
         leaves_shards = action.shard or action.ranks is Ranks.ACROSS
         if not (leaves_shards or is_last or micro_batch in self._synced):
             return True

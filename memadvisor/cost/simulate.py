@@ -283,6 +283,10 @@ class _Player:
     def _play_here(self, action: Action, here: _Here) -> None:
         """Any other action."""
         kind = action.kind
+        if isinstance(self.engine, Fsdp2Memory) and self.engine.holds_back(
+            action, here.point, is_last=here.is_last
+        ):
+            return
         if kind is ActionKind.GATHER:
             self.collectives.wait_for_gathered(action)
         elif kind is ActionKind.REDUCE:

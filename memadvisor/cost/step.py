@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from memadvisor.cost.kept import ForwardOperators
+from memadvisor.cost.late_sharding import NOTHING_LATE, LateSharding
 from memadvisor.cost.level import Level, Totals
 from memadvisor.cost.parts import PartedOptions
 from memadvisor.cost.places import place_in
@@ -165,7 +166,7 @@ class CapturedStep:
     state bytes that belong to no unit's parameters. `exposed_communication_s` is inside `step_time_s`, and in no
     segment's duration. `repeats`: how often each micro-batch of the segments is run; 1 as captured. `precision`: that of
     the schedules that may be played over it. `leaves_gradients_alone`: between the last backward and the optimizer step,
-    as far as is known. `sums_late`: the script's FSDP2 sums across groups of ranks in the last micro-batch alone.
+    as far as is known. `late`: what the script's FSDP2 leaves to the last micro-batch.
     `updates_together`: the optimizer's own temporaries are of all parameters that one of its steps
     updates (foreach), and not of one after another. `shard_groups`: those of a script that shares its model by FSDP2.
     `saved`: what units' forwards keep for their backwards and may wait elsewhere. `roundable`: what of it may be in fewer
@@ -198,7 +199,7 @@ class CapturedStep:
     leaves_gradients_alone: bool = False
     updates_together: bool = False
     shard_groups: tuple[ShardGroup, ...] = ()
-    sums_late: bool = False
+    late: LateSharding = NOTHING_LATE
     cached: tuple[Inner, ...] = ()  # by caches of keys and values; not there where the unit is recomputed
     saved: tuple[SavedStorages, ...] = ()
     roundable: tuple[RoundableStorage, ...] = ()

@@ -2,7 +2,8 @@
 
 What the schedule says of a group is set by FSDPModule's public methods: whether it is freed after the forward, which
 groups it gathers ahead, and, on a CPU, our collectives in the place of the backend's. FSDP2's own state is read, to
-know its groups and to put back what was there, and never written.
+know its groups and to put back what was there, and not written, but where a group is freed to parts of fewer ranks after
+the forward: no method takes the number that `fully_shard` does, so what that has made of it is set again.
 """
 
 from __future__ import annotations
@@ -106,23 +107,25 @@ def check_plan_for(plan: Plan, root: torch.nn.Module, groups: Groups) -> None:
             f"{min(stages)}.",
             hint="use --zero 3, or make a plan of a profile of this script.",
         )
-    for what, is_wanted in beside_fsdp2(plan).items():
+    is_of_fsdp2 = plan.executor == "fsdp2"
+    for what, is_wanted in beside_fsdp2(replace(plan, secondary_ranks=None) if is_of_fsdp2 else plan).items():
         if is_wanted:
             raise PlanError(
                 f"The script shards its model by FSDP2, and the plan asks for {what}.",
                 hint="tell the script's own fully_shard, or run without a plan.",
             )
-    for name, module in groups.modules.items():
-        group = _param_group(module)
-        if group is None:
-            continue
-        mesh, after = group.mesh_info, group.post_forward_mesh_info
-        if after not in (None, mesh):
-            raise PlanError(
-                f"fully_shard of {name or type(root).__name__!r} frees parameters to a smaller group of ranks, which a "
-                "plan could not put back.",
-                hint="give it reshard_after_forward=True or False.",
-            )
+    found = _found(groups)
+    forward_ranks = getattr(_parts_after_forward(found), "shard_mesh_size", None)
+    if is_of_fsdp2 and forward_ranks != plan.secondary_ranks:
+        theirs, ours = (
+            "shards" if n is None else f"parts of {n} ranks" for n in (forward_ranks, plan.secondary_ranks)
+        )
+        raise PlanError(
+            f"The plan is for parameters that are freed to {ours} after the forward, and the script's FSDP2 frees them to {theirs}.",
+            hint="profile this script and advise again.",
+        )
+    for name, _, group in found:
+        mesh = group.mesh_info
         shard_ranks = _shard_ranks(group)
         if shard_ranks == 1:
             raise PlanError(
@@ -136,7 +139,7 @@ def check_plan_for(plan: Plan, root: torch.nn.Module, groups: Groups) -> None:
                 f"The plan is for {counted(plan.num_ranks, 'rank')}, and the script's FSDP2 has {num_ranks}.",
                 hint=f"start {counted(plan.num_ranks, 'rank')}, or profile this script and advise again.",
             )
-        is_by_hand = plan.executor != "fsdp2" and plan.shard_ranks is None  # it says nothing of groups
+        is_by_hand = not is_of_fsdp2 and plan.shard_ranks is None  # it says nothing of groups
         if shard_ranks != plan.group_ranks and not is_by_hand:
             raise PlanError(
                 f"The plan is for shards that {counted(plan.group_ranks, 'rank')} share, and the script's FSDP2 shares "
@@ -145,19 +148,48 @@ def check_plan_for(plan: Plan, root: torch.nn.Module, groups: Groups) -> None:
             )
 
 
+def _found(groups: Groups) -> list[tuple[str, Any, Any]]:
+    """Name, module and parameters of each that has any."""
+    named = ((name, module, _param_group(module)) for name, module in groups.modules.items())
+    return [(name, module, group) for name, module, group in named if group is not None]
+
+
 def _settled(plan: Plan, groups: Groups) -> dict[str, Any]:
     """What the script has settled: its mesh; and for a plan that is not of this script whether the model's own group is freed."""
-    found = [
-        (name, module, group) for name, module in groups.modules.items() if (group := _param_group(module))
-    ]
+    found = _found(groups)
     if not found:
         return {}
     settled: dict[str, Any] = {"shard_ranks": _shard_ranks(found[0][2])}
+    settled["secondary_ranks"] = getattr(_parts_after_forward(found), "shard_mesh_size", None)
     if plan.executor != "fsdp2":
         settled["reshard_model"] = any(
             not name and _reshards(module, group, is_root=True) for name, module, group in found
         )
     return settled
+
+
+def _parts_after_forward(found: list[tuple[str, Any, Any]]) -> Any:
+    """Where parts of fewer ranks are left after the forward (`reshard_after_forward` of a number): the mesh of these. Raises
+    PlanError where groups differ in that."""
+    freed = [group for name, module, group in found if _reshards(module, group, is_root=not name)]
+    near = [group for group in freed if group.post_forward_mesh_info != group.mesh_info]
+    if not near:
+        return None
+    sizes = {group.post_forward_mesh_info.shard_mesh_size for group in freed}
+    if len(sizes) > 1 or getattr(near[0].mesh_info, "replicate_mesh_size", 1) > 1:
+        raise PlanError(
+            "fully_shard frees parameters of some modules to parts of fewer ranks after the forward (reshard_after_forward of a "
+            "number), and those of others otherwise, or beside replicas.",
+            hint="give all of them the same number, or True.",
+        )
+    return near[0].post_forward_mesh_info
+
+
+def _free(module: Any, group: Any, frees: bool, near: Any) -> None:
+    """Have a group freed after the forward or kept; `near`: to parts of these ranks."""
+    module.set_reshard_after_forward(frees, recurse=False)
+    if frees and near is not None:
+        group.post_forward_mesh_info = near
 
 
 def _reshards(module: Any, group: Any, *, is_root: bool) -> bool:
@@ -233,6 +265,7 @@ class Fsdp2:
         self._label = label
         self._has_gradients = True
         self._own_reshards: dict[str, bool] = {}  # of groups that the plan has otherwise
+        self._near = _parts_after_forward(_found(groups))
         for place, (name, settings) in enumerate(self.settings.items()):
             module = groups.modules[name]
             self._tell(module, name, settings)
@@ -256,7 +289,8 @@ class Fsdp2:
         self._has_gradients = has_gradients
         for name, own in self._own_reshards.items():
             reshards = self.settings[name].reshards if has_gradients else own
-            self.groups.modules[name].set_reshard_after_forward(reshards, recurse=False)
+            module = self.groups.modules[name]
+            _free(module, _param_group(module), reshards, self._near)
 
     def _tell(self, module: Any, name: str, settings: Settings) -> None:
         state, group = _state(module), _param_group(module)
@@ -266,10 +300,12 @@ class Fsdp2:
         self._undo.add(lambda: module.set_modules_to_backward_prefetch(backward))
         if group is not None:
             reshards = _reshards(module, group, is_root=module is self.groups.modules[""])
-            self._undo.add(lambda: module.set_reshard_after_forward(reshards, recurse=False))
+            own = group.post_forward_mesh_info
+            near = self._near if own == group.mesh_info else own
+            self._undo.add(lambda: _free(module, group, reshards, near))
             if reshards is not settings.reshards:
                 self._own_reshards[name] = reshards
-            module.set_reshard_after_forward(settings.reshards, recurse=False)
+            _free(module, group, settings.reshards, self._near)
         named = self.groups.modules
         module.set_modules_to_forward_prefetch([named[name] for name in settings.forward])
         # Without any it gathers the next one ahead by itself; one that is there already is not gathered.
@@ -286,11 +322,14 @@ class Fsdp2:
         gather, scatter = group._all_gather_comm, group._reduce_scatter_comm
         if type(gather) is not own.DefaultAllGather or type(scatter) is not own.DefaultReduceScatter:
             return  # the script's own choice
-        wire = self._wire(group._all_gather_process_group)
+        wire = self._wire(group.mesh_info.shard_process_group)
+        wires = [wire]
+        if self._near is not None:
+            wires.append(self._wire(self._near.shard_process_group))
         self._undo.add(lambda: module.set_custom_all_gather(gather))
         self._undo.add(lambda: module.set_custom_reduce_scatter(scatter))
         is_ahead = any(name in other.forward + other.backward for other in self.settings.values())
-        module.set_custom_all_gather(Gather(wire, name, place, is_ahead, self._label))
+        module.set_custom_all_gather(Gather({w.group: w for w in wires}, name, place, is_ahead, self._label))
         module.set_custom_reduce_scatter(Scatter(wire, name, place, self._label))
         self.is_pairwise = True
 

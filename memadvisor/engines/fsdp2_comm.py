@@ -43,9 +43,10 @@ class _Allocating:
 
 @dataclass(eq=False)
 class Gather(_Allocating, AllGather):
-    """Gathers of one group. `is_ahead`: some are not waited for at once; `number` tells it from other groups."""
+    """Gathers of one group, among the ranks that share it, or those that have parts of it after the forward. `is_ahead`: some are
+    not waited for at once; `number` tells it from other groups."""
 
-    wire: Wire
+    wires: dict[dist.ProcessGroup, Wire]
     name: str
     number: int
     is_ahead: bool
@@ -59,13 +60,14 @@ class Gather(_Allocating, AllGather):
         async_op: bool = False,
     ) -> dist.Work | None:
         self.label(output_tensor, "communication", self.name)
-        if self.wire.algorithm("all_gather", output_tensor) == "native":
+        wire = self.wires[group]
+        if wire.algorithm("all_gather", output_tensor) == "native":
             all_gather(output_tensor, input_tensor, group=group)
             return _Arriving(None)
         if not self.is_ahead:
-            self.wire.gather(output_tensor, input_tensor, self.name, self.number)
+            wire.gather(output_tensor, input_tensor, self.name, self.number)
             return _Arriving(None)
-        return _Arriving(self.wire.begin_gather(output_tensor, input_tensor, self.name, self.number))
+        return _Arriving(wire.begin_gather(output_tensor, input_tensor, self.name, self.number))
 
 
 @dataclass(eq=False)

@@ -127,6 +127,7 @@ def _like_ours(observations: tuple[Observation, ...], step: CapturedStep) -> tup
     ranks are the backend's.
     """
     groups = {(op, g.num_ranks) for g in step.shard_groups for op in ("all_gather", "reduce_scatter")}
+    groups |= {("all_gather", g.forward_ranks) for g in step.shard_groups if g.forward_ranks}
     groups |= {("all_reduce", group.num_replicas) for group in step.shard_groups}
     observations = tuple(row for row in observations if (row.operation, row.num_ranks) in groups)
     if step.device != "cpu":

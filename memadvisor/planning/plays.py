@@ -39,6 +39,11 @@ def ranks_that_share(step: CapturedStep) -> int | None:
     return next((group.num_ranks for group in step.shard_groups if group.num_replicas > 1), None)
 
 
+def _forward_ranks(step: CapturedStep) -> int | None:
+    """How many ranks have parts of what the script's own FSDP2 has freed after the forward, where those are not all."""
+    return next((group.forward_ranks for group in step.shard_groups if group.forward_ranks), None)
+
+
 class Plays:
     """Of the steps of one run, for so many ranks and within one budget, with what was asked for and never chosen.
 
@@ -182,7 +187,7 @@ class Plays:
             compression=asked.compression,
             local_sgd=asked.local_sgd,
             shard_ranks=ranks_that_share(step) or arrangement.shard_ranks,
-            secondary_ranks=arrangement.copied_among,
+            secondary_ranks=_forward_ranks(step) or arrangement.copied_among,
             executor="fsdp2" if step.shard_groups else "built-in",
             reshard_model=any(group.reshards and not group.name for group in step.shard_groups),
             algorithms=() if step.shard_groups or step.device != "cpu" else self._algorithms,

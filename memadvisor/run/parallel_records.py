@@ -13,9 +13,11 @@ class ShardGroup:
     """Parameters that the script's own FSDP2 gathers and reduces together: of a module that `fully_shard` was called
     on, those that no such module inside it has.
 
-    `num_ranks` share them, and `num_replicas` such sets of ranks hold the same (hybrid sharding). `reshards`: the
-    full parameters are freed after the forward. `is_plain`: of one module, sharded by rows, freed to shards for
-    all of its ranks, gathered for the backward, and with the input of one reduction at a time.
+    `name` is that of the first module, where it was called on several at once. `num_ranks` share them, and
+    `num_replicas` such sets of ranks hold the same (hybrid sharding). `reshards`: the full parameters are freed after the
+    forward; `forward_ranks`: to parts of so many ranks that follow each other, and not of all that share them. `max_inputs`:
+    so many reductions' inputs are kept at most. `is_plain`: sharded by rows, and gathered for the backward. Older versions
+    recorded neither of the two numbers, and `is_plain` false where one of them is another than here by default.
     """
 
     name: str
@@ -26,6 +28,8 @@ class ShardGroup:
     reduce_dtype: str | None
     offloads: bool
     is_plain: bool
+    forward_ranks: int | None = None
+    max_inputs: int = 1
 
 
 @dataclass(frozen=True, slots=True)

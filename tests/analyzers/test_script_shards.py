@@ -5,23 +5,23 @@ from types import SimpleNamespace
 
 import pytest
 
-from memadvisor.analyzers.script_shards import check_predictable, sums_late, with_buffers_counted
+from memadvisor.analyzers.script_shards import check_predictable, late_sharding, with_buffers_counted
 from memadvisor.errors import UsageError
 from memadvisor.run.parallel_records import ShardGroup
-from memadvisor.run.records import Collective, Storage, Unit
+from memadvisor.run.records import Collective, Span, Storage, Unit
 from tests.make_run import make_run
 
 GROUPS = ("", "a")
 
 
-def group(name, num_ranks=2, num_replicas=2, *, offloads=False, is_plain=True):
-    return ShardGroup(name, num_ranks, num_replicas, True, None, None, offloads, is_plain)
+def group(name, num_ranks=2, num_replicas=2, *, offloads=False, is_plain=True, forward_ranks=None):
+    return ShardGroup(name, num_ranks, num_replicas, True, None, None, offloads, is_plain, forward_ranks)
 
 
-def collective(operation, issue_s, size_bytes, group_size=2):
+def collective(operation, issue_s, size_bytes, group_size=2, phase="backward"):
     return Collective(
         step=3, operation=operation, group=operation, group_size=group_size, sequence=0, size_bytes=size_bytes,
-        dtype="float32", phase="backward", unit="a", asynchronous=False, issue_s=issue_s, end_s=issue_s + 0.1,
+        dtype="float32", phase=phase, unit="a", asynchronous=False, issue_s=issue_s, end_s=issue_s + 0.1,
         wait_start_s=None, wait_end_s=None,
     )  # fmt: skip
 
@@ -47,6 +47,21 @@ def run_of(*summed, groups=None, world_size=4, group_size=2):
     return rank, SimpleNamespace(index=3, num_micro_batches=len(summed))
 
 
+def micro_batches(*counts, num_replicas=1):
+    """A rank whose micro-batches have so many (gathers in the forward, reductions in the backward) each."""
+    rows, spans = [], []
+    for number, (gathers, reductions) in enumerate(counts):
+        at_s = 10.0 * number
+        spans.append(Span(3, "forward", "", number, at_s, at_s + 4))
+        rows += [collective("all_gather", at_s + 1 + place, 400, phase="forward") for place in range(gathers)]
+        rows += [collective("reduce_scatter", at_s + 5 + place, 400) for place in range(reductions)]
+    rank, _ = run_of(groups=tuple(group(name, 2, num_replicas) for name in GROUPS), world_size=2)
+    return (
+        dataclasses.replace(rank, collectives=tuple(rows), spans=tuple(spans)),
+        SimpleNamespace(index=3, num_micro_batches=len(counts)),
+    )
+
+
 def refusal(rank, step):
     try:
         check_predictable(rank, step)
@@ -63,7 +78,7 @@ def test_plans_are_made_for_sums_in_each_micro_batch_and_in_the_last_one_alone(s
     rank, step = run_of(*summed)
 
     assert refusal(rank, step) is None
-    assert sums_late(rank, step) is is_late
+    assert late_sharding(rank, step).sums is is_late
 
 
 def test_other_sums_are_refused():
@@ -75,11 +90,63 @@ def test_what_no_plan_is_made_for_is_named():
     for groups, words in (
         ((group("", 4, 1), group("a")), "among fewer ranks than others"),
         ((group("", 1, 4), group("a", 1, 4)), "with no other rank"),
-        ((group("", offloads=True), group("a")), "offloads its shards"),
-        ((group("", is_plain=False), group("a")), "reshard_after_forward of a number"),
+        ((group("", is_plain=False), group("a")), "set_unshard_in_backward"),
+        ((group("", forward_ranks=2), group("a", forward_ranks=2)), "where ranks hold the same shards"),
+        ((group("", 4, 1), group("a", 4, 1, forward_ranks=2)), "those of others to none or other ones"),
     ):
         assert words in refusal(*run_of(True, groups=groups)), words
     assert "leaves ranks out" in refusal(*run_of(True, world_size=8))
+
+
+def test_shards_that_are_offloaded_are_elsewhere_on_a_gpu_alone():
+    rank, step = run_of(True, groups=tuple(group(name, offloads=True) for name in GROUPS))
+    on_gpu = dataclasses.replace(rank, process=dataclasses.replace(rank.process, device="cuda:0"))
+
+    assert refusal(rank, step) is None
+    assert "offloads its shards" in refusal(on_gpu, step)
+
+
+def test_several_models_are_named_as_such():
+    """A generator and what tells its samples apart were said to be reduced too seldom."""
+    rank, step = run_of(True)
+    two = tuple(
+        dataclasses.replace(u, model=name) for u, name in zip(rank.units, ("first", "second"), strict=True)
+    )
+
+    assert "shards several models" in refusal(dataclasses.replace(rank, units=two), step)
+
+
+@pytest.mark.parametrize(
+    ("counts", "reduces", "frees"),
+    [
+        (((2, 2),), False, False),
+        (((2, 2), (2, 2)), False, False),
+        (((2, 0), (2, 0), (2, 2)), True, False),
+        (((2, 2), (0, 2), (0, 2)), False, True),
+        (((2, 0), (0, 2)), True, True),
+    ],
+)
+def test_what_is_left_to_the_last_micro_batch_is_told_by_its_collectives(counts, reduces, frees):
+    rank, step = micro_batches(*counts)
+    late = late_sharding(rank, step)
+
+    assert refusal(rank, step) is None
+    assert (late.reduces, late.sums, late.frees) == (reduces, False, frees)
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        (((2, 2), (2, 0)), "neither in each micro-batch nor in the last one alone"),
+        (((2, 0), (2, 1)), "neither in each micro-batch nor in the last one alone"),
+        (
+            ((2, 2), (1, 2), (1, 2)),
+            "frees some parameters after the backward of a micro-batch, and others not",
+        ),
+    ],
+)
+def test_what_is_done_in_other_micro_batches_is_refused(counts, words):
+    assert words in refusal(*micro_batches(*counts))
 
 
 def test_a_mesh_with_one_replica_is_like_none_where_nothing_is_accumulated():

@@ -23,13 +23,13 @@ class Sharded(torch.nn.Linear):
         return SimpleNamespace(_fsdp_param_groups=[self.group])
 
 
-def sharded(*policies, **of_group):
+def sharded(*policies, after=None, **of_group):
     module = Sharded(2, 2)
     mesh = SimpleNamespace(shard_mesh_size=4, replicate_mesh_size=1)
     parameters = [SimpleNamespace(fsdp_placement=SimpleNamespace(dim=0), mp_policy=each) for each in policies]
     module.group = SimpleNamespace(
         mesh_info=mesh,
-        post_forward_mesh_info=mesh,
+        post_forward_mesh_info=after or mesh,
         offload_policy=None,
         modules=(module,),
         fsdp_params=parameters,
@@ -48,9 +48,38 @@ def test_a_group_has_its_policy_or_that_of_its_parameters(of_group):
     assert group.is_plain
 
 
-@pytest.mark.parametrize("setting", [{"reduce_scatter_max_input_buffers": 2}, {"unshard_in_backward": False}])
-def test_a_group_that_holds_other_buffers_than_usual_is_no_plain_one(setting):
-    assert sharded(BF16).is_plain and not sharded(BF16, **setting).is_plain
+def test_a_group_that_its_backward_does_not_gather_is_no_plain_one():
+    assert sharded(BF16).is_plain and not sharded(BF16, unshard_in_backward=False).is_plain
+
+
+def test_a_group_tells_how_many_inputs_it_keeps_and_to_how_many_ranks_it_is_freed():
+    usual = sharded(BF16)
+    told = sharded(
+        BF16,
+        after=SimpleNamespace(shard_mesh_size=2),
+        comm_ctx=SimpleNamespace(reduce_scatter_max_input_buffers=3),
+    )
+
+    assert (usual.max_inputs, usual.forward_ranks) == (1, None)
+    assert (told.max_inputs, told.forward_ranks, told.is_plain) == (3, 2, True)
+
+
+def test_modules_of_one_call_are_of_one_group():
+    """As torchtitan's norm and output: each was taken for a group of its own."""
+    root = torch.nn.Sequential(Sharded(2, 2), Sharded(2, 2))
+    mesh = SimpleNamespace(shard_mesh_size=4, replicate_mesh_size=1)
+    group = SimpleNamespace(
+        mesh_info=mesh, post_forward_mesh_info=mesh, offload_policy=None, modules=tuple(root), fsdp_params=[],
+        mp_policy=BF16,
+    )  # fmt: skip
+    state = SimpleNamespace(_fsdp_param_groups=[group])
+    for module in root:
+        module._get_fsdp_state = lambda: state
+
+    found = shard_groups([("", root)])
+
+    assert [group.name for group in found.values()] == ["0", "0"]
+    assert found["1"].is_plain
 
 
 def test_a_group_whose_parameters_have_several_policies_is_no_plain_one():

@@ -9,6 +9,7 @@ from memadvisor.cost.allocation_sequence import captured_sequence
 from memadvisor.cost.allocator_replay import replay
 from memadvisor.cost.allocator_settings import MIB, AllocatorSettings
 from memadvisor.cost.fsdp2_memory import Fsdp2Memory, streams_of
+from memadvisor.cost.late_sharding import NOTHING_LATE, LateSharding
 from memadvisor.cost.step import StepStorage
 from memadvisor.run.parallel_records import ShardGroup
 from memadvisor.run.records import Parameter
@@ -60,7 +61,9 @@ REDUCE_A = Action(kind=ActionKind.REDUCE, unit="a", lane=Lane.COLLECTIVE, shard=
 SUM_A = replace(REDUCE_A, shard=False, ranks=Ranks.ACROSS)
 
 
-def memory_of_groups(*names, num_replicas=1, reduce_dtype=None):
+def memory_of_groups(
+    *names, num_replicas=1, reduce_dtype=None, param_dtype=None, late=NOTHING_LATE, **of_groups
+):
     """Each of two parameters, on three ranks, or on so many groups of three."""
     units = {
         name: (
@@ -74,8 +77,10 @@ def memory_of_groups(*names, num_replicas=1, reduce_dtype=None):
         units=[SimpleNamespace(name=name, shard_group=name) for name in names],
         states={name: SimpleNamespace(parameters=rows, trainable_bytes=88) for name, rows in units.items()},
         shard_groups=[
-            ShardGroup(name, 3, num_replicas, True, None, reduce_dtype, False, True) for name in names
+            ShardGroup(name, 3, num_replicas, True, param_dtype, reduce_dtype, False, True, **of_groups)
+            for name in names
         ],
+        late=late,
         segments=[],
         storages=[],
     )
@@ -195,3 +200,65 @@ def test_each_gathered_parameter_and_gradient_is_allocated_by_itself_and_what_tr
     memory.act(REDUCE_A)
     assert memory.tensors()["gradient", "shards of a"] == 44
     assert sum(memory.held().values()) == sum(memory.tensors().values())
+
+
+RELEASE_A = Action(kind=ActionKind.RELEASE, unit="a", lane=Lane.COMPUTE, ranks=Ranks.SECONDARY)
+
+
+def test_a_group_that_is_freed_to_parts_of_fewer_ranks_leaves_one_until_it_is_gathered():
+    """Of 132 bytes a third, copied parameter by parameter: the first one's 40 of 120 beside all."""
+    memory = memory_of_groups("a", forward_ranks=3)
+    memory.turn(Point.FORWARD_BEGINS)
+    memory.act(GATHER_A)
+    memory.turn(Point.FORWARD_ENDS)
+    message = memory.act(RELEASE_A)
+
+    assert memory.tensors() == {("gathered", "parts of a"): 40, ("gathered", "parts of a 1"): 4}
+    assert sum(memory.held().values()) + sum(message.staging.values()) == 132 + 40
+    memory.act(replace(GATHER_A, ranks=Ranks.SECONDARY))
+    assert memory.held()["parameter"] == 132
+
+
+def test_as_many_inputs_of_reductions_stay_as_the_script_lets():
+    memory = memory_of_groups("a", "b", "c", max_inputs=2)
+    memory.leave(SimpleNamespace(gradient_units=("a", "b", "c")))
+    for name in "abc":
+        if memory.is_scattering:
+            memory.end_scattering()
+        memory.act(replace(REDUCE_A, unit=name))
+
+    assert {where for _, where in memory.tensors() if "input" in where} == {"input of b", "input of c"}
+    memory.drop(())
+    assert memory.held()["communication"] == 0
+
+
+def test_gradients_stay_whole_until_the_last_micro_batch_where_the_script_reduces_them_there():
+    late = LateSharding(reduces=True)
+    memory = memory_of_groups("a", late=late)
+    memory.leave(SimpleNamespace(gradient_units=("a",)))
+
+    assert memory.holds_back(REDUCE_A, Point.AFTER_BACKWARD, is_last=False)
+    assert memory.held()["gradient"] == 88
+    assert not memory.holds_back(REDUCE_A, Point.AFTER_BACKWARD, is_last=True)
+
+
+def test_whole_gradients_that_are_summed_in_another_dtype_are_kept_in_that():
+    memory = memory_of_groups(
+        "a", late=LateSharding(reduces=True), param_dtype="bfloat16", reduce_dtype="float32"
+    )
+    memory.leave(SimpleNamespace(gradient_units=("a",)))
+    before = memory.held()["gradient"]
+    memory.holds_back(REDUCE_A, Point.AFTER_BACKWARD, is_last=False)
+
+    assert (before, memory.held()["gradient"]) == (44, 88)
+    memory.act(REDUCE_A)
+    assert memory.held()["gradient"] == 44  # a third of 132
+
+
+def test_parameters_stay_between_micro_batches_where_the_script_frees_them_after_the_last():
+    late, release = LateSharding(frees=True), replace(RELEASE_A, ranks=Ranks.ALL)
+
+    assert late.holds_back(release, Point.AFTER_BACKWARD, is_last=False)
+    assert late.holds_back(release, Point.BACKWARD_ENDS, is_last=False)
+    assert not late.holds_back(release, Point.AFTER_FORWARD, is_last=False)
+    assert not late.holds_back(release, Point.AFTER_BACKWARD, is_last=True)
