@@ -10,7 +10,14 @@ from pathlib import Path
 
 from memadvisor.architecture import Architecture, target_length
 from memadvisor.cli.estimate_arguments import adapted, add_code, add_layout, offloaded_activations, packed
-from memadvisor.cli.estimate_batch import batch_of, degree_of, positive, read_batch_tokens, recompute_share
+from memadvisor.cli.estimate_batch import (
+    batch_of,
+    degree_of,
+    positive,
+    read_batch_tokens,
+    recompute_share,
+    schedule_of,
+)
 from memadvisor.cli.estimate_images import add_images, asked_model, refuse_images
 from memadvisor.cli.estimate_largest import largest_to_json, print_largest
 from memadvisor.cli.estimate_search import found_to_json, nearest_to_json, print_found, print_nearest
@@ -36,7 +43,6 @@ from memadvisor.planning.modelled_split import with_balanced_stages
 from memadvisor.planning.nearest_fit import nearest_fit
 from memadvisor.planning.predict_layouts import predict_case
 from memadvisor.planning.what_if import what_if
-from memadvisor.schedule_names import V_SHAPED
 from memadvisor.software import MODERN, PRESETS, find_preset
 from memadvisor.software_dtypes import on_accelerator, with_optimizer, with_precision
 from memadvisor.software_traits import Preset, Software
@@ -355,17 +361,7 @@ def _layout(
         )
     data = ranks // inner if arguments.dp is None else positive("dp", arguments.dp)
     size, count, is_open = batch_of(arguments, data)
-    schedule = (
-        canonical_name(arguments.schedule)
-        if arguments.schedule
-        else ("interleaved" if (arguments.chunks or 1) > 1 else "1f1b")
-    )
-    chunks = arguments.chunks
-    if chunks is None:
-        looped = schedule in ("interleaved", "breadth-first")
-        chunks = (
-            preset.chunks_of(max(1, n_layers // pipeline)) if looped else 2 if schedule in V_SHAPED else 1
-        )
+    schedule, chunks = schedule_of(arguments, preset, n_layers // pipeline)
     sequence_parallel, kind = arguments.sequence_parallel, arguments.tp_kind or "1d"
     if sequence_parallel is None:  # grids part tokens by themselves
         sequence_parallel = preset.sequence_parallel and kind == "1d"

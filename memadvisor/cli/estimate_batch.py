@@ -1,11 +1,14 @@
-"""Sequences of a step and of a microbatch, as options of `memadvisor estimate` say them."""
+"""Sequences of a step and of a microbatch, and the pipeline's schedule, as options of `memadvisor estimate` say them."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
+from memadvisor.cost.pipelines.schedules import canonical_name
 from memadvisor.errors import UsageError
+from memadvisor.schedule_names import V_SHAPED
+from memadvisor.software_traits import Preset
 from memadvisor.units import parse_count
 
 
@@ -48,6 +51,19 @@ def batch_of(arguments: argparse.Namespace, data: int) -> tuple[int, int, bool]:
 def degree_of(arguments: argparse.Namespace, name: str) -> int:
     value = getattr(arguments, name)
     return 1 if value is None else positive(name.replace("_", "-"), value)
+
+
+def schedule_of(arguments: argparse.Namespace, preset: Preset, layers_of_stage: int) -> tuple[str, int]:
+    """The pipeline's schedule, and parts of the model on each device."""
+    if arguments.schedule:
+        schedule = canonical_name(arguments.schedule)
+    else:
+        schedule = "interleaved" if (arguments.chunks or 1) > 1 else "1f1b"
+    if arguments.chunks is not None:
+        return schedule, arguments.chunks
+    if schedule in ("interleaved", "breadth-first"):
+        return schedule, preset.chunks_of(max(1, layers_of_stage))
+    return schedule, 2 if schedule in V_SHAPED else 1
 
 
 def recompute_share(arguments: argparse.Namespace, layers_of_part: float) -> float:
