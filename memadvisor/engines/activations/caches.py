@@ -1,5 +1,5 @@
-"""Key/value caches of transformers' models in training: a recomputed unit is called without one that holds nothing of it,
-and again with one as it was.
+"""Key/value caches of transformers' models in training: a recomputed unit, or a part of one that runs again, is called
+without one that holds nothing of it, and again with one as it was.
 
 Such a model makes a cache in a training forward too (`use_cache` is on by default). It would keep the keys and values
 of each recomputed unit until the backward, which is what recomputing it is to free. transformers leaves it out where it

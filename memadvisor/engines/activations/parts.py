@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from memadvisor.engines.activations.caches import EmptyCaches, with_caches_as_they_were
 from memadvisor.engines.activations.changing_state import ChangingState, State, WithState
 from memadvisor.engines.activations.inner_hooks import FiringOnce, InnerHooks
 from memadvisor.engines.activations.second_run import (
@@ -57,6 +58,7 @@ class Parts:
         self._note = note
         self._undo = undo
         self._state = state
+        self._caches = EmptyCaches()
         self._inner_hooks = InnerHooks()
         self._forwards = UnitForwards(self, undo)
         self._place_of: weakref.WeakKeyDictionary[torch.nn.Module, _PlaceInUnit] = weakref.WeakKeyDictionary()
@@ -110,17 +112,19 @@ class Parts:
         kwargs: dict[str, Any],
     ) -> Any:
         place = self._place_of[module]
+        args, kwargs = self._caches.leave_out(module, args, kwargs)
         part = self._open.pop(place.part, None)
         if place.number and (part is None or not part.continues(place.number, args, kwargs)):
             self._tell(place.part, "keeps more than planned: the script does not call it in one go")
             return original(module, *args, **kwargs)
+        plain = functools.partial(original, module)
+        forward, args, kwargs = with_caches_as_they_were(module, plain, args, kwargs)
         if part is None or not place.number:
             running = getattr(self._running, "unit", None)
             part = _Part(place, args, kwargs, self._told, None if running is None else running[1])
         before = self._state.before(module)
         firing = self._inner_hooks.of(module)
-        forward, around = functools.partial(original, module), functools.partial(_again, before, firing)
-        output = part.call(forward, around, args, kwargs, firing)
+        output = part.call(forward, functools.partial(_again, before, firing), args, kwargs, firing)
         self._state.learn(module, before)
         if place.number + 1 < len(place.part):
             self._open[place.part] = part

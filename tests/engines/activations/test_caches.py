@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from memadvisor.errors import PlanError
 from memadvisor.key_value_caches import tensors_of
+from memadvisor.plan import UnitPlan
 from tests.engines.trainings import applied, make_plan
 
 
@@ -127,3 +128,42 @@ def test_what_is_kept_for_a_second_run_holds_no_other_layers_keys(monkeypatch):
         del cache
         assert keys() is None
         output.sum().backward()
+
+
+class Block(torch.nn.Module):
+    def __init__(self, layer_idx):
+        super().__init__()
+        self.attention, self.after = Attending(layer_idx), torch.nn.Linear(8, 8)
+
+    def forward(self, x, past_key_values=None):
+        return x + self.after(self.attention(x, past_key_values=past_key_values))
+
+
+class Deeper(Language):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Block(index) for index in range(3))
+
+
+@pytest.mark.parametrize("has_prefix", [False, True])
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_a_part_that_runs_again_finds_a_cache_as_it_was(monkeypatch, recomputed, has_prefix):
+    """It added its keys to the script's cache once more, and the backward ended in an error: T5, whose decoder keeps what it
+    has attended to in training too."""
+    monkeypatch.setitem(sys.modules, "transformers.cache_utils", SimpleNamespace(Cache=Cache))
+    parted = tuple(
+        UnitPlan(name=f"layers.{n}", zero_stage=0, recompute=recomputed, parts=((f"layers.{n}.attention",),))
+        for n in range(3)
+    )
+    gradients, kept = [], []
+    for plan in (make_plan(1, policy="none"), make_plan(1, policy="chosen", units=parted)):
+        torch.manual_seed(0)
+        model, x = Deeper(), torch.randn(2, 5, 8)
+        prefix = torch.randn(2, 1, 8, requires_grad=True) if has_prefix else None
+        with applied(plan):
+            output, cache = model(x, prefix=prefix)
+            output.square().sum().backward()
+        gradients.append([each.grad.clone() for each in (*model.parameters(), *([prefix] * has_prefix))])
+        kept.append({place: keys.shape[1] for place, keys in cache.keys.items()})
+    assert all(map(torch.equal, *gradients))
+    assert kept == [{0: 5, 1: 5 + has_prefix, 2: 5}, {1: 6} if has_prefix else {}]
