@@ -21,7 +21,7 @@ class Copies:
         self._sizes = {
             row.storage_id: row.size_bytes
             for row in rank.storages
-            if row.phase == "baseline" and row.category == "other" and row.device == device
+            if row.phase == "baseline" and row.category in ("other", "weight_copy") and row.device == device
         }
 
     def __call__(self, operators: Iterable[Operator], saved: Iterable[Saved]) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from memadvisor.precision import ITEM_BYTES, Precision
 from memadvisor.run.records import Storage
 from memadvisor.run.run import RankRun
 
-_KEPT = ("parameter", "optimizer_state", "communication", "input", "other")
+_KEPT = ("parameter", "optimizer_state", "communication", "input", "weight_copy", "other")
 
 
 class Stretch(Protocol):

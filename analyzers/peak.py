@@ -30,7 +30,7 @@ class PeakBreakdown:
     """The fullest moment of the traced step, and whose bytes they were.
 
     `allocated_bytes` is the allocator's own peak (where it kept none: the largest sum of storages, and
-    `is_allocators` is False). `by_category_bytes` has all eight CATEGORIES, and with `unexplained_bytes`
+    `is_allocators` is False). `by_category_bytes` has all CATEGORIES, and with `unexplained_bytes`
     sums exactly to `allocated_bytes`. `unexplained_bytes` holds what no storage explains, and the
     difference between the allocator's peak and the timeline's own (`timeline_bytes`). `by_root_bytes`: of the rows of
     `by_module` that name no module, what the root model's own forward made, by category.

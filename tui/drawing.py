@@ -23,6 +23,7 @@ CATEGORY_COLORS: dict[str, str] = {
     "input": "#b8c94a",
     "temporary": "#f2c14e",
     "communication": "#e0569f",
+    "weight_copy": "#7fb2e5",
     "other": "#9aa4b2",
     "unexplained": "#e5484d",
 }

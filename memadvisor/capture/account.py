@@ -22,13 +22,14 @@ _PRIORITY = (
     "gradient",
     "optimizer_state",
     "communication",
+    "weight_copy",
     "input",
     "activation",
     "other",
     "temporary",
 )
 _NO_OPERATOR = "(no operator)"
-_OF_STATES = {"parameter", "gradient", "optimizer_state"}
+_OF_STATES = {"parameter", "gradient", "optimizer_state", "weight_copy"}
 
 
 @dataclass(frozen=True, slots=True)

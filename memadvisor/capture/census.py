@@ -29,6 +29,7 @@ from memadvisor.run.living import living, living_modules
 from memadvisor.run.records import CUBLAS, OptimizerState, Parameter
 
 Labelled = tuple[torch.Tensor, str, str]  # tensor, category, unit
+_GUESSED = ("weight_copy", "other")  # of what anybody may have let go meanwhile
 _BUCKET_SIZES = ("rebuilt_bucket_sizes", "bucket_sizes")  # the first from the second step on
 
 
@@ -96,10 +97,13 @@ def residents(
     found: dict[int, Resident] = {}
     # A subclass may do anything when it is asked something: the script's own work, or an engine's collective.
     with torch._C.DisableTorchFunctionSubclass():
+        held = list(held_by_modules())
+        holders = {id(tensor): holder for tensor, holder in held}
         for tensor, category, unit in known:
+            holder = holders.get(id(tensor), "") if category == "weight_copy" else ""
             for plain in plain_tensors(tensor):
-                _take(plain, category, unit, device, found, given, cpu)
-        for tensor, holder in held_by_modules():
+                _take(plain, category, unit, device, found, given, cpu, holder)
+        for tensor, holder in held:
             _take(tensor, "other", "", device, found, given, cpu, holder)
         for tensor in living(torch.Tensor):
             _take(tensor, "other", "", device, found, given, cpu)
@@ -113,7 +117,7 @@ def residents(
     return [
         each
         for each in found.values()
-        if each.category != "other" or cpu.holds(each.address, each.size_bytes)
+        if each.category not in _GUESSED or cpu.holds(each.address, each.size_bytes)
     ]
 
 

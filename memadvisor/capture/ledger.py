@@ -19,7 +19,7 @@ CLOCK_SLACK_NS = 20_000
 BASELINE = Place("baseline", "", "", 0)
 _OUTSIDE = Place("outside", "", "", 0)
 _OTHER_THREAD = "(another thread)"
-_OF_THE_SCRIPT = {"parameter", "gradient", "optimizer_state", "input", "other"}
+_OF_THE_SCRIPT = {"parameter", "gradient", "optimizer_state", "input", "weight_copy", "other"}
 
 
 @dataclass(frozen=True, slots=True)

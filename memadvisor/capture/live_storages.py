@@ -12,6 +12,7 @@ from memadvisor.capture.census import Labelled, cublas_workspaces, state_tensors
 from memadvisor.capture.memory_watch import LiveBlock, MemoryWatch
 from memadvisor.capture.models import Models
 from memadvisor.capture.tensor_storage import describe, plain_tensors, storage_address
+from memadvisor.capture.weight_copies import weight_copies
 from memadvisor.run.allocator_records import LiveStorage
 from memadvisor.run.records import CUBLAS, Storage
 
@@ -63,6 +64,8 @@ def _known_with_modules(
                 yield tensor, "optimizer_state", *owners.get(id(owner), ("", ""))
     for buffer in models.buffers():
         yield buffer, "other", "", ""
+    for copied in weight_copies(models):
+        yield copied, "weight_copy", "", ""
 
 
 def rows_of_watch(

@@ -50,8 +50,8 @@ class Recorder:
         self._has_updated_in_pass = False  # an optimizer stepped inside the backward that is running
         self._is_end_of_step = False  # the last update is
         self._spans: SpanLog | None = None  # there is none before the first model is called
-        known = self._known_tensors
-        self._tracing = Tracing(options.trace_step, self._position, self._writer, known, self.note)
+        known, writer = self._known_tensors, self._writer
+        self._tracing = Tracing(options.trace_step, self._position, writer, self._models, known, self.note)
         self.change_thread = self._tracing.change_thread
         self.profiler_starts, self.profiler_ends = self._tracing.profiler_starts, self._tracing.profiler_ends
         self._backward_steps = BackwardSteps()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from memadvisor.capture.open_spans import is_inside_operator
 from memadvisor.capture.position import Position
 from memadvisor.capture.samples import LengthFirst
 from memadvisor.capture.tracer import Tracer
+from memadvisor.capture.weight_copies import weight_copies
 from memadvisor.capture.writer import RankWriter
 from memadvisor.run.records import Storage
 
@@ -45,6 +47,7 @@ class Tracing:
         first_step: int,
         position: Position,
         writer: RankWriter,
+        models: Models,
         known: Callable[[], Iterable[Labelled]],
         note: Callable[[str, str], None],
     ) -> None:
@@ -54,6 +57,7 @@ class Tracing:
         self.first_step = first_step
         self._position = position
         self._writer = writer
+        self._models = models
         self._known = known
         self._note = note
         self._has_started = False
@@ -139,6 +143,7 @@ class Tracing:
                 self._position,
                 device,
                 self._known,
+                copies=partial(weight_copies, self._models),
                 cpu=cpu,
                 mark=mark,
                 is_long=self._num_nodes > _NODES_OF_LONG_STEP,

@@ -71,7 +71,8 @@ def why_no_peak(recorded: RankRun) -> str:
 
 def peak_parts(found: PeakBreakdown) -> list[tuple[str, int]]:
     """Category and bytes, with the unexplained rest last; they sum to the peak."""
-    return [*found.by_category_bytes.items(), (UNEXPLAINED, found.unexplained_bytes)]
+    sizes = ((name, size) for name, size in found.by_category_bytes.items() if size or name != "weight_copy")
+    return [*sizes, (UNEXPLAINED, found.unexplained_bytes)]
 
 
 def modules(found: PeakBreakdown, width: int) -> RenderableType:

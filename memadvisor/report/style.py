@@ -14,6 +14,7 @@ CATEGORY_COLORS: dict[str, tuple[str, str]] = {  # light, dark
     "input": ("#69b711", "#9fba22"),
     "temporary": ("#ecd355", "#ffd551"),
     "communication": ("#9a0089", "#a8296f"),
+    "weight-copy": ("#6fe3fb", "#a0cdf6"),
     "other": ("#bfa4c0", "#877e98"),
     "unexplained": ("#30343b", "#e8eaee"),
 }

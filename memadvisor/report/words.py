@@ -19,6 +19,7 @@ STACK = (
     "input",
     "temporary",
     "communication",
+    "weight_copy",
     "other",
     UNEXPLAINED,
 )
@@ -66,7 +67,11 @@ def category_name(category: str) -> str:
 
 def category_plural(category: str) -> str:
     """For sentences: `activations`, `optimizer state`."""
-    plurals = {"temporary": "temporaries", "communication": "communication buffers"}
+    plurals = {
+        "temporary": "temporaries",
+        "communication": "communication buffers",
+        "weight_copy": "weight copies",
+    }
     if category in ("parameter", "gradient", "activation", "input"):
         return f"{category}s"
     return plurals.get(category, category_name(category))

@@ -24,6 +24,7 @@ CATEGORIES = (
     "input",
     "temporary",
     "communication",
+    "weight_copy",
     "other",
 )
 UNEXPLAINED = "unexplained"

@@ -1,0 +1,180 @@
+"""Weights that mirror a model's and that nothing trains: averages (EMA, SWA), target networks, a state dictionary that is
+kept. The model's own parameters are none, and what a model of the training is (a teacher that is called) has parameters.
+
+A run names no library's classes: a module, list or dictionary holds copies where its tensors have the shapes of a known
+model's, one for one and in order, are in no optimizer and have no gradient. Of modules that may be a part of the model which
+is made of further modules: one layer may be as large as another by chance. Lists and dictionaries may as well hold a
+momentum, or a measure of each weight's importance: what is a copy is near the weights, of which a few are looked at.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import OrderedDict
+from collections.abc import Container, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
+
+import torch
+
+from memadvisor.capture.models import Models
+from memadvisor.run.living import living, living_modules
+
+_Shapes = tuple[torch.Size, ...]
+_NUM_LOOKED_AT, _MOST_LOOKED_AT = 8, 256  # tensors, and elements of each
+_NEAR = 0.5
+_LISTS, _DICTIONARIES = (list, tuple), (dict, OrderedDict)
+
+
+def weight_copies(models: Models) -> list[torch.Tensor]:
+    """Of all models that are known, wherever Python can reach them; a storage of the model's own may be among them."""
+    with torch._C.DisableTorchFunctionSubclass():
+        own = [parameter for *_, parameter in models.parameters()]
+        mirrored = _Mirrored.of([root for _, root in models.roots()], own)
+        others = {
+            id(parameter)
+            for optimizer in living(torch.optim.Optimizer)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        not_copies = others.union(map(id, own))
+        return [*_in_modules(mirrored, not_copies), *_in_containers(mirrored, not_copies)]
+
+
+@dataclass(slots=True)
+class _Mirrored:
+    """The shapes that copies are told by, and the modules that are of a model."""
+
+    of_modules: set[_Shapes] = field(default_factory=set)
+    of_containers: dict[_Shapes, list[torch.Tensor]] = field(default_factory=dict)
+    modules: set[int] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, roots: Sequence[torch.nn.Module], own: Sequence[torch.Tensor]) -> _Mirrored:
+        found = cls()
+        found._add(own)
+        for root in roots:
+            found._add(_tensors_of(root, "_parameters"))
+            found._add(tensor for each in _preorder(root) for tensor in _kept_in_state(each))
+            for module in _preorder(root):
+                found.modules.add(id(module))
+                inner = _tensors_of(module, "_parameters")
+                if any(_tensors_of(child, "_parameters") for child in _children(module)):
+                    found.of_modules.add(_shapes(inner))
+        found.of_modules = set(filter(_is_telling, found.of_modules))
+        found.of_containers = {key: each for key, each in found.of_containers.items() if _is_telling(key)}
+        return found
+
+    def _add(self, tensors: Iterable[torch.Tensor]) -> None:
+        """All of a model's, and those of them that are trained."""
+        tensors = list(tensors)
+        for some in (tensors, [each for each in tensors if each.requires_grad]):
+            self.of_containers.setdefault(_shapes(some), some)
+            self.of_modules.add(_shapes(some))
+
+
+def _is_telling(shapes: _Shapes) -> bool:
+    return len(shapes) > 1 and any(len(shape) > 1 for shape in shapes)
+
+
+def _shapes(tensors: Iterable[torch.Tensor]) -> _Shapes:
+    try:
+        return tuple(tensor.shape for tensor in tensors)
+    except RuntimeError:  # nested, of strided ones: they have no shape
+        return ()
+
+
+def _in_modules(mirrored: _Mirrored, not_copies: Set[int]) -> Iterator[torch.Tensor]:
+    """From the outermost module inwards: what is around a copy may hold the model itself beside it."""
+    modules = living_modules(torch.nn.Module)
+    inner = {id(child) for module in modules for child in _children(module)}
+    left = [module for module in modules if id(module) not in inner]
+    seen: set[int] = set(mirrored.modules)
+    while left:
+        module = left.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        parameters, buffers = _tensors_of(module, "_parameters"), _tensors_of(module, "_buffers")
+        if _are_copies(parameters or buffers, mirrored.of_modules, not_copies):
+            yield from (*parameters, *buffers)
+        else:
+            left += _children(module)
+
+
+def _in_containers(mirrored: _Mirrored, not_copies: Set[int]) -> Iterator[torch.Tensor]:
+    lengths = {len(shapes) for shapes in mirrored.of_containers}
+    for held in gc.get_objects() if lengths else ():
+        kind = type(held)
+        if (kind in _LISTS or kind in _DICTIONARIES) and len(held) in lengths:
+            values = tuple(dict.values(held) if kind in _DICTIONARIES else held)
+            if (
+                all(issubclass(type(each), torch.Tensor) for each in values)
+                and _are_copies(values, mirrored.of_containers, not_copies)
+                and _are_near(values, mirrored.of_containers[_shapes(values)])
+            ):
+                yield from values
+
+
+def _are_near(tensors: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> bool:
+    """By less than half of what these weights are: of the largest ones, the first row."""
+    pairs = sorted(zip(tensors, weights, strict=True), key=lambda pair: -pair[1].numel())[:_NUM_LOOKED_AT]
+    try:
+        rows = [[_first_of(each) for each in pair] for pair in pairs]
+    except Exception:
+        return False  # an exotic tensor, or one that is elsewhere just now
+    away = sum(float((one - other).square().sum()) for one, other in rows)
+    return away < _NEAR**2 * sum(float(weight.square().sum()) for _, weight in rows)
+
+
+@torch.no_grad()
+def _first_of(tensor: torch.Tensor) -> torch.Tensor:
+    # Of a sharded model's parameters there may be the shape alone.
+    if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
+        raise ValueError("it is not there")
+    row = tensor.detach()
+    while row.dim() > 1:
+        row = row[0]
+    return row[:_MOST_LOOKED_AT].to("cpu", torch.float64)
+
+
+def _are_copies(tensors: Sequence[torch.Tensor], mirrored: Container[_Shapes], not_copies: Set[int]) -> bool:
+    return (
+        _shapes(tensors) in mirrored
+        and not_copies.isdisjoint(map(id, tensors))
+        and all(each.is_leaf and each.grad is None for each in tensors)
+    )
+
+
+def _children(module: torch.nn.Module) -> list[torch.nn.Module]:
+    return [child for child in vars(module).get("_modules", {}).values() if child is not None]
+
+
+def _preorder(root: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """As `modules` has them, asked past the modules' own methods, which may run anything."""
+    left, seen = [root], set()
+    while left:
+        module = left.pop()
+        if id(module) not in seen:
+            seen.add(id(module))
+            yield module
+            left += reversed(_children(module))
+
+
+def _tensors_of(root: torch.nn.Module, kind: str) -> list[torch.Tensor]:
+    """All parameters, or buffers, each once."""
+    found = {
+        id(tensor): tensor
+        for module in _preorder(root)
+        for tensor in vars(module).get(kind, {}).values()
+        if isinstance(tensor, torch.Tensor)
+    }
+    return list(found.values())
+
+
+def _kept_in_state(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Of the module itself, in the order of a state dictionary."""
+    own = vars(module)
+    passing = own.get("_non_persistent_buffers_set", ())
+    kept = [*own.get("_parameters", {}).values()]
+    kept += [each for name, each in own.get("_buffers", {}).items() if name not in passing]
+    yield from (each for each in kept if isinstance(each, torch.Tensor))
