@@ -9,7 +9,8 @@ from functools import reduce
 
 import torch
 
-from memadvisor.capture.module_info import ModuleInfo, module_infos, parameter_row
+from memadvisor.capture.askers import Askers, info_of_asker, is_all_of
+from memadvisor.capture.module_info import ModuleInfo, module_infos, new_prefix, parameter_row
 from memadvisor.capture.owners import frozen_owner, trained_owner
 from memadvisor.capture.script_shards import shard_groups
 from memadvisor.capture.tensor_parallel import num_data_dims, own_shape, tensor_parallel
@@ -38,11 +39,14 @@ class Models:
         self._met_last: weakref.ref[torch.optim.Optimizer] | None = None
         self._loose: list[weakref.ref[torch.Tensor]] = []  # trained, and no module's
         self.num_prefixes = self._num_searches = 0
+        self._askers = Askers()
         self._order: dict[str, None] = {}  # units in order of first execution
 
     def info(self, module: torch.nn.Module, around: Sequence[ModuleInfo] = ()) -> ModuleInfo | None:
         """`around`: the modules that are running, innermost last."""
         info = self._infos.get(id(module))
+        if info is not None and not self._askers.is_over and self._askers.may_be_asked(info, around):
+            info = self._take_inside(module, info)
         if info is not None and info.is_shared and around and around[-1].is_of_model:
             return replace(info, unit=around[-1].unit)
         return info
@@ -65,10 +69,7 @@ class Models:
         whose names stand.
         """
         if holds_remote(module):  # what it calls of this process is a model; it cannot be asked for its parts
-            around = ModuleInfo(
-                f"({type(module).__name__})", "", False, False, is_of_model=False, is_around=True
-            )
-            self._remember(module, around)
+            self._remember(module, around := info_of_asker(module))
             return around
         root = unwrap(module) if is_outermost else module
         is_new = is_outermost and id(root) not in self._infos and any(True for _ in root.parameters())
@@ -126,6 +127,7 @@ class Models:
         if self._met_last is not None and self._met_last() is optimizer:  # each step asks
             return
         self._met_last = weakref.ref(optimizer)
+        self._askers.is_over = True
         if optimizer in self._met or self._num_searches >= _MOST_SEARCHES:
             return
         self._met.add(optimizer)
@@ -157,6 +159,19 @@ class Models:
     def _take(self, owner: torch.nn.Module) -> None:
         known = {id(root) for _, root in self.roots()}
         self._add_root(owner) if known.isdisjoint(map(id, owner.modules())) else self._join(owner)
+
+    def _take_inside(self, module: torch.nn.Module, info: ModuleInfo) -> ModuleInfo:
+        """What the script calls itself is the model in place of a module around all of it that only asks it."""
+        root = next((root for prefix, root in self.roots() if prefix == info.model), module)
+        if root is module or not is_all_of(module, root):
+            return info
+        for each in root.modules():
+            self._forget(id(each))
+        self._order.clear()
+        self._add_root(module, info.model)
+        for each in set(root.modules()) - set(module.modules()):
+            self._remember(each, info_of_asker(each))
+        return self._infos[id(module)]
 
     def _join(self, owner: torch.nn.Module) -> None:
         """What was named as models of their own are parts of `owner`, which takes the first one's place."""
@@ -203,7 +218,7 @@ class Models:
 
     def _add_root(self, root: torch.nn.Module, prefix: str | None = None, place: int | None = None) -> None:
         if prefix is None:
-            prefix = self._new_prefix()
+            prefix, self.num_prefixes = new_prefix(self._infos.values(), self.num_prefixes)
         self._kinds[prefix] = module_tree(root, prefix)
         units = cut_units(self._kinds[prefix])
         before = [known for known, _ in self._roots]
@@ -219,15 +234,6 @@ class Models:
         for module, info in module_infos(root, prefix, units):
             if id(module) not in self._infos:
                 self._remember(module, info)
-
-    def _new_prefix(self) -> str:
-        """ "" for the first model, then a name that no module of the models before has."""
-        taken = {info.name.partition(".")[0] for info in self._infos.values()} if self.num_prefixes else set()
-        number = self.num_prefixes
-        while number and f"model{number}" in taken:
-            number += 1
-        self.num_prefixes = number + 1
-        return f"model{number}" if number else ""
 
     def _remember(self, module: torch.nn.Module, info: ModuleInfo) -> None:
         key = id(module)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -59,6 +59,14 @@ def module_infos(
                 model=prefix,
             ),
         )
+
+
+def new_prefix(infos: Iterable[ModuleInfo], number: int) -> tuple[str, int]:
+    """ "" for the first model, then a name that no module of the `number` models before has; and how many it makes."""
+    taken = {info.name.partition(".")[0] for info in infos} if number else set()
+    while number and f"model{number}" in taken:
+        number += 1
+    return f"model{number}" if number else "", number + 1
 
 
 def parameter_row(

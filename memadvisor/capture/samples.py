@@ -115,6 +115,13 @@ def is_result(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     return first is not None and first.grad_fn is not None
 
 
+def is_without_graph(output: Any) -> bool:
+    """Whether a module has returned tensors alone, none of which a backward can go through: it keeps nothing for one, as where
+    a decorator switches gradients off behind torch's hooks."""
+    values = output if isinstance(output, (tuple, list)) else (output,)
+    return all(isinstance(value, torch.Tensor) and not value.requires_grad for value in values)
+
+
 def num_elements_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     """Elements of all tensors that a model is called with, those in lists and dicts too: how large the call is.
 

@@ -19,7 +19,14 @@ from memadvisor.capture.compiled import never_compiled
 from memadvisor.capture.listening import Listening
 from memadvisor.capture.module_info import ModuleInfo
 from memadvisor.capture.position import Position
-from memadvisor.capture.samples import LengthFirst, SeenBatches, batch_of, is_result, num_elements_of
+from memadvisor.capture.samples import (
+    LengthFirst,
+    SeenBatches,
+    batch_of,
+    is_result,
+    is_without_graph,
+    num_elements_of,
+)
 from memadvisor.run.cut import innermost
 
 _Mark = float | DeviceMark
@@ -234,7 +241,7 @@ class SpanLog:
                 span[_END] = end
         if torch.is_grad_enabled():
             if is_outermost and not was_recompute:
-                self._count_inputs(info, args, kwargs)
+                self._count_inputs(info, args, kwargs, output)
             # Of a reentrant checkpoint, whose first forward has no graph, the second one's is what the backward takes.
             if info.is_unit and self.has_unit_spans:
                 tensor = _first_tensor_with_grad(output)
@@ -302,8 +309,9 @@ class SpanLog:
     def announce_backward_of(self, unit: str) -> None:
         self._on_unit_backward(unit)
 
-    def _count_inputs(self, info: ModuleInfo, args: Any, kwargs: Any) -> None:
-        self._note_size(num_elements_of(args, kwargs))
+    def _count_inputs(self, info: ModuleInfo, args: Any, kwargs: Any, output: Any) -> None:
+        if not is_without_graph(output):
+            self._note_size(num_elements_of(args, kwargs))
         step, name = self.step, info.name
         given = step.given.setdefault(name, Given(model=info.model))
         given.num_calls += 1

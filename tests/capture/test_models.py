@@ -261,3 +261,88 @@ def test_a_model_that_lists_its_parameters_in_its_own_way(tmp_path):
     assert len(prof.run.ranks[0].steps) == 4
     assert [row.name for row in rows if row.name.startswith("target")] == ["target.weight", "target.bias"]
     assert model_fingerprint(model) == fingerprint((row.name, row.shape, row.dtype) for row in rows)
+
+
+class ActorCritic(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.policy, self.value = nn.Linear(6, 16), nn.Linear(16, 3), nn.Linear(16, 1)
+
+    def forward(self, x):
+        x = self.body(x).tanh()
+        return self.policy(x), self.value(x)
+
+
+class Advantages(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.net = model
+
+    @torch.no_grad()
+    def forward(self, observed):
+        value = self.net(observed)[1]
+        return value - value.mean()
+
+
+class Loss(nn.Module):
+    """Trains what it holds."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.net = model
+
+    def forward(self, x):
+        return sum(each.square().mean() for each in self.net(x))
+
+
+def _units_of(tmp_path, around, model, call):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(3):
+            observed = torch.randn(32, 6)
+            around(observed)
+            for rows in observed.split(8):
+                call(rows).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    return [unit.name for unit in prof.run.ranks[0].units], prof.analysis
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_an_estimator_that_holds_the_model_is_not_the_model(tmp_path, is_first):
+    """It was, and all names began with its own for it. The steps in which it is called seemed to be larger ones, too."""
+    model = ActorCritic()
+    estimator = Advantages(model)
+
+    def ask(observed):
+        if not is_first:
+            with torch.no_grad():
+                model(observed)  # a rollout
+        estimator(observed)
+
+    def loss(x):
+        policy, value = model(x)
+        return policy.square().mean() + value.square().mean()
+
+    units, analysis = _units_of(tmp_path, ask, model, loss)
+    assert units == ["body", "policy", "value"]
+    assert analysis.larger_steps is None
+
+
+def test_a_loss_through_which_the_model_is_trained_stays_the_model(tmp_path):
+    model = ActorCritic()
+    around = Loss(model)
+
+    def evaluate(observed):
+        with torch.no_grad():
+            around(observed)
+
+    units, _ = _units_of(tmp_path, evaluate, model, around)
+    assert units == ["net.body", "net.policy", "net.value"]
+
+
+def test_a_model_whose_only_part_is_called_beside_it_stays_the_model(tmp_path):
+    model = ActorCritic()
+    around = Loss(model)
+    units, _ = _units_of(tmp_path, lambda observed: around(observed), model, lambda x: model(x)[0].mean())
+    assert units == ["net.body", "net.policy", "net.value"]

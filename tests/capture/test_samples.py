@@ -293,9 +293,9 @@ def test_a_step_whose_end_is_known_later_keeps_its_own_largest_call():
     log = SpanLog(Position(), lambda: 0.0, lambda unit: None)
     model = ModuleInfo("model", "", is_unit=True, is_root=True)
     for elements in (5, 9):
-        log._count_inputs(model, (torch.ones(elements, 1),), {})
+        log._count_inputs(model, (torch.ones(elements, 1),), {}, None)
         log.note_update()
-    log._count_inputs(model, (torch.ones(7, 1),), {})
+    log._count_inputs(model, (torch.ones(7, 1),), {}, None)
 
     assert log.step.largest_input == 9
     assert log.end_with_update(0.0).largest_input == 9
