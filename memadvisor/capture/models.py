@@ -10,7 +10,7 @@ from functools import reduce
 import torch
 
 from memadvisor.capture.askers import Askers, info_of_asker, is_all_of
-from memadvisor.capture.module_info import ModuleInfo, module_infos, new_prefix, parameter_row
+from memadvisor.capture.module_info import ModuleInfo, module_infos, new_prefix, parameter_row, unnamed_info
 from memadvisor.capture.owners import frozen_owner, trained_owner
 from memadvisor.capture.script_shards import shard_groups
 from memadvisor.capture.tensor_parallel import num_data_dims, own_shape, tensor_parallel
@@ -22,6 +22,7 @@ from memadvisor.run.parallel_records import ShardGroup, TensorParallel
 from memadvisor.run.records import Module, Parameter, Unit
 from memadvisor.run.remote import holds_remote
 
+_Stack = Sequence[ModuleInfo]  # the modules that are running, innermost last
 _MOST_SEARCHES = 16  # for the model that a part is of
 
 
@@ -42,8 +43,7 @@ class Models:
         self._askers = Askers()
         self._order: dict[str, None] = {}  # units in order of first execution
 
-    def info(self, module: torch.nn.Module, around: Sequence[ModuleInfo] = ()) -> ModuleInfo | None:
-        """`around`: the modules that are running, innermost last."""
+    def info(self, module: torch.nn.Module, around: _Stack = ()) -> ModuleInfo | None:
         info = self._infos.get(id(module))
         if info is not None and not self._askers.is_over and self._askers.may_be_asked(info, around):
             info = self._take_inside(module, info)
@@ -61,26 +61,25 @@ class Models:
         around = {key: replace(info, is_around=True) for key, info in self._infos.items() if info in infos}
         self._infos.update(around)
 
-    def discover(self, module: torch.nn.Module, *, is_outermost: bool, is_traced: bool = False) -> ModuleInfo:
-        """Name a module that is called for the first time; the outermost one with parameters is a model.
+    def discover(
+        self, module: torch.nn.Module, around: _Stack = (), *, is_traced: bool = False
+    ) -> ModuleInfo:
+        """Name a module that is called for the first time, inside those; the outermost one with parameters is a model.
 
-        Where this one and one before it are parts of a third that is trained, that is the model: a script may call
-        an encoder, and then a decoder. A part of a frozen one is called alone: of a VAE, its encoder. Not in a traced step,
-        whose names stand.
+        Where this one and one before it are parts of a third that is trained (an encoder, a decoder), that is the model; so
+        is a frozen one of which a part is called alone (a VAE's encoder). Not in a traced step, whose names stand.
         """
         if holds_remote(module):  # what it calls of this process is a model; it cannot be asked for its parts
-            self._remember(module, around := info_of_asker(module))
-            return around
-        root = unwrap(module) if is_outermost else module
-        is_new = is_outermost and id(root) not in self._infos and any(True for _ in root.parameters())
+            return self._remember(module, info_of_asker(module))
+        root = module if around else unwrap(module)
+        is_new = not around and id(root) not in self._infos and any(True for _ in root.parameters())
         if is_new and not is_in_making(root):
             former = self._former_of(root)
             owner = self._owner_of(root) if former is None and not is_traced else None
             self._add_root(root, former) if owner is None else self._take(owner)
         info = self._infos.get(id(root))
         if info is None:
-            # A loss function, or a module made inside a forward: its work belongs to whatever encloses it.
-            return ModuleInfo(f"({type(module).__name__})", "", False, False, is_of_model=False)
+            return unnamed_info(module, around)
         if root is not module:  # the wrapper, whose own call stands for the model's
             info = replace(info, is_unit=False, is_root=True, is_plain=False)
             wrapper: torch.nn.Module | None = module
@@ -100,7 +99,7 @@ class Models:
         found = False
         for module in modules:
             if id(module) not in inner and any(id(parameter) in wanted for parameter in module.parameters()):
-                self.discover(module, is_outermost=True)
+                self.discover(module)
                 found = True
         return found
 
@@ -235,12 +234,13 @@ class Models:
             if id(module) not in self._infos:
                 self._remember(module, info)
 
-    def _remember(self, module: torch.nn.Module, info: ModuleInfo) -> None:
+    def _remember(self, module: torch.nn.Module, info: ModuleInfo) -> ModuleInfo:
         key = id(module)
         self._infos[key] = info
         if info.is_plain:
             self.plain.add(key)
         weakref.finalize(module, self._forget, key).atexit = False
+        return info
 
     def _forget(self, key: int) -> None:
         self._infos.pop(key, None)

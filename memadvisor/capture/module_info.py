@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +28,12 @@ class ModuleInfo:
     )
     may_be_length_first: bool = False  # it holds a layer that takes [length, samples, ...]
     model: str = ""  # the name of the model that it is of
+
+
+def unnamed_info(module: torch.nn.Module, around: Sequence[ModuleInfo]) -> ModuleInfo:
+    """Of a loss function, or a module made inside a forward: its work belongs to whatever encloses it."""
+    unit = around[-1].unit if around else ""
+    return ModuleInfo(f"({type(module).__name__})", unit, False, False, is_of_model=False)
 
 
 def module_infos(

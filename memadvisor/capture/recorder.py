@@ -86,7 +86,7 @@ class Recorder:
         info = self._models.info(module, position.stack)
         if info is None:
             begin_s = time.monotonic()
-            info = self._models.discover(module, is_outermost=not position.stack, is_traced=self.is_tracing)
+            info = self._models.discover(module, position.stack, is_traced=self.is_tracing)
             if spans is not None:  # once, where many calls go by the time of one
                 spans.spend_since(begin_s)
             elif info.is_root:

@@ -101,3 +101,23 @@ def test_a_batch_that_was_there_before_the_step_is_an_input_and_a_data_set_is_no
 
     assert categories["[8, 16]"] == "input"
     assert categories["[100, 16]"] == "other"
+
+
+class MadeInside(nn.Module):
+    """Its activation is a module that each forward makes anew."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x):
+        return x + self.second(nn.SiLU()(self.first(x)))
+
+
+def test_what_a_module_made_inside_a_forward_keeps_is_of_the_unit_around_it(tmp_path):
+    """It was of no unit, and a plan that recomputes the unit was predicted to keep it."""
+    model = nn.Sequential(nn.Linear(16, 8), nn.Sequential(*(MadeInside() for _ in range(3))), nn.Linear(8, 1))
+    rank = profiled(model, tmp_path / "run")
+    kept = [(row.operator, row.unit) for row in rank.saved if row.module == "(SiLU)"]
+
+    assert kept == [("aten::silu", f"1.{block}") for block in range(3)]
