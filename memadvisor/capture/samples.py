@@ -80,7 +80,7 @@ def batch_of(
     """Samples are the first dimension of the first input, or of all in a dictionary, tokens the elements of a 2-D
     whole-number one; a single number a sample is a class of it. Of a list of dictionaries of tokens, the sides of pairs of
     sentences, each has a row for a pair, and all tokens count. Of a list of images, with a dictionary of what is in each
-    beside, they are the images.
+    beside, or of many sizes, they are the images. Numpy's arrays are asked where there is no tensor.
 
     `is_length_first`: samples are the second dimension. A float vector is no batch: one sample's features, or a number
     beside each of another input's samples. None for what is not known: without a tensor, under `torch.func.vmap`, where
@@ -92,7 +92,8 @@ def batch_of(
     sides = [plain] if plain else _alike_in_dictionaries(values)
     tensors = [tensor for side in sides for tensor in side]
     if not tensors:
-        return _images_with_targets(values), None
+        known = (_images_with_targets(values), _images_of_many_sizes(values), _rows_of_arrays(values))
+        return next((number for number in known if number is not None), None), None
     if any(hasattr(type(value), name) for value in values for name in _OF_GRAPHS):
         return None, None
     first = tensors[0]
@@ -166,6 +167,28 @@ def _images_with_targets(values: Sequence[Any]) -> int | None:
     images = [len(each) for each in lists if all(isinstance(one, torch.Tensor) for one in each)]
     targets = [len(each) for each in lists if all(isinstance(one, Mapping) for one in each)]
     return images[0] if len(images) == 1 and images == targets else None
+
+
+def _images_of_many_sizes(values: Sequence[Any]) -> int | None:
+    """How many images a model that packs them is given (NaViT): a list of them, or a list of lists. That they are images, and
+    no sequences of one batch, their sizes tell, which differ in both directions."""
+    lists = [value for value in values if isinstance(value, (list, tuple)) and value]
+    if len(lists) != 1:
+        return None
+    (whole,) = lists
+    is_nested = all(isinstance(each, (list, tuple)) for each in whole)
+    images = [image for each in whole for image in each] if is_nested else whole
+    if not all(isinstance(image, torch.Tensor) and image.dim() == 3 for image in images):
+        return None
+    channels, *sides = ({image.shape[place] for image in images} for place in range(3))
+    return len(images) if len(channels) == 1 and all(len(side) > 1 for side in sides) else None
+
+
+def _rows_of_arrays(values: Sequence[Any]) -> int | None:
+    """Of a model that takes numpy's arrays, as those of reinforcement learning do what an environment has said."""
+    arrays = (value for value in values if type(value).__module__ == "numpy" and hasattr(value, "ndim"))
+    first = next((array for array in arrays if array.ndim > 1), None)
+    return None if first is None else int(first.shape[0])
 
 
 def _are_tokens(tensor: torch.Tensor) -> bool:

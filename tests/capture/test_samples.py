@@ -1,5 +1,6 @@
 """What inputs tell of samples and tokens."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -82,6 +83,12 @@ IMAGES, BOXES = torch.randn(8, 3, 16, 16), torch.randn(30, 4)
             (2, None),
         ),
         (([IMAGES[0]] * 2, [{"boxes": BOXES}] * 3), (None, None)),
+        (([torch.ones(3, 8, 16), torch.ones(3, 24, 8), torch.ones(3, 8, 8)],), (3, None)),
+        (([[torch.ones(3, 8, 16)], [torch.ones(3, 24, 8), torch.ones(3, 8, 8)]],), (3, None)),
+        (([torch.ones(3, 8, 16), torch.ones(3, 24, 16)],), (None, None)),  # sequences of one batch
+        (([[torch.ones(3, 8, 16)], []],), (None, None)),
+        ((np.ones((5, 3)), None), (5, None)),
+        ((np.ones(5), None), (None, None)),  # one observation
         (([IMAGES, IMAGES],), (None, None)),  # of several scales: nobody knows
         (([{"name": "a"}, {"name": "b"}],), (None, None)),
     ],
