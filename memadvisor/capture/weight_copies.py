@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from memadvisor.capture.models import Models
+from memadvisor.capture.tensor_storage import plain_tensors
 from memadvisor.run.living import living, living_modules
 
 _Shapes = tuple[torch.Size, ...]
@@ -116,25 +117,28 @@ def _in_containers(mirrored: _Mirrored, not_copies: Set[int]) -> Iterator[torch.
 
 
 def _are_near(tensors: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> bool:
-    """By less than half of what these weights are: of the largest ones, the first row."""
+    """By less than half of what these weights are: of the largest ones, the first row. Of what is shared among ranks that
+    is this rank's part: nothing is sent."""
     pairs = sorted(zip(tensors, weights, strict=True), key=lambda pair: -pair[1].numel())[:_NUM_LOOKED_AT]
     try:
-        rows = [[_first_of(each) for each in pair] for pair in pairs]
+        rows = [(_first_of(one), _first_of(other)) for one, other in pairs]
     except Exception:
         return False  # an exotic tensor, or one that is elsewhere just now
+    if any(one.shape != other.shape for one, other in rows):  # one of them is not shared among ranks
+        return False
     away = sum(float((one - other).square().sum()) for one, other in rows)
     return away < _NEAR**2 * sum(float(weight.square().sum()) for _, weight in rows)
 
 
 @torch.no_grad()
 def _first_of(tensor: torch.Tensor) -> torch.Tensor:
+    part = next(plain_tensors(tensor)).detach()
     # Of a sharded model's parameters there may be the shape alone.
-    if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
+    if part.untyped_storage().nbytes() < part.numel() * part.element_size():
         raise ValueError("it is not there")
-    row = tensor.detach()
-    while row.dim() > 1:
-        row = row[0]
-    return row[:_MOST_LOOKED_AT].to("cpu", torch.float64)
+    while part.dim() > 1 and part.numel():
+        part = part[0]
+    return part[:_MOST_LOOKED_AT].to("cpu", torch.float64)
 
 
 def _are_copies(tensors: Sequence[torch.Tensor], mirrored: Container[_Shapes], not_copies: Set[int]) -> bool:

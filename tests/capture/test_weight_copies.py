@@ -4,8 +4,15 @@ import copy
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import memadvisor
+from memadvisor.capture.models import Models
+from memadvisor.capture.weight_copies import weight_copies
 
 
 def _network():
@@ -141,3 +148,23 @@ def test_masters_that_an_optimizer_updates_are_no_copies(tmp_path):
     second = torch.optim.SGD(masters, lr=0.1)
 
     assert _copies(_traced(tmp_path, model, lambda: second)) == []
+
+
+def test_copies_of_what_is_shared_among_ranks_are_found_without_a_word_to_these():
+    """A rank may be alone in having them: the others would not answer. Rows of shared tensors were asked for, which gathers
+    them."""
+    dist.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
+    try:
+        model = fully_shard(_network(), mesh=init_device_mesh("cpu", (2,)))
+        models = Models()
+        models.discover(model, [])
+        average = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        whole = [torch.zeros(parameter.shape) for parameter in model.parameters()]
+        with CommDebugMode() as told:
+            found = {id(tensor) for tensor in weight_copies(models)}
+    finally:
+        dist.destroy_process_group()
+
+    assert found == {id(tensor) for tensor in average.values()}
+    assert found.isdisjoint(map(id, whole))
+    assert told.get_total_counts() == 0
