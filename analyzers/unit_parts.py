@@ -299,7 +299,16 @@ class _Pass:
             run=self._second_run(start_s, end_s, saved, len(calls)),
         )
 
+    @cached_property
+    def _first_cached_s(self) -> float:
+        """When the first of what the unit puts into a cache of keys and values is made."""
+        return min((each.item.row.birth_s for each in self._born if each.item.is_cached), default=math.inf)
+
     def _is_own(self, each: _Storage, start_s: float, end_s: float) -> bool:
+        # A part is called without a cache that is empty, but with one that has something of its unit: of T5's decoder what
+        # a token has attended to behind it, before what it attends to of the encoder.
+        if each.item.is_cached and self._first_cached_s < start_s:
+            return False
         return each.number in self._trace.freed and all(
             start_s <= s.saved_s <= end_s for s in each.item.saved
         )
