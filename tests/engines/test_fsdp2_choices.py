@@ -60,14 +60,10 @@ class Case:
 
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 CASES = {
-    "norm and head together": Case(by_call=True),
     "norm and head together, bfloat16": Case(by_call=True, policy=BF16),
-    "reduced late": Case(3, reduces_late=True),
     "reduced late, bfloat16": Case(3, reduces_late=True, policy=BF16),
-    "freed late": Case(3, frees_late=True),
     "reduced and freed late": Case(3, reduces_late=True, frees_late=True, by_call=True),
     "three inputs": Case(2, max_inputs=3),
-    "parts of two ranks": Case(2, num_ranks=4, reshard=2),
     "parts of two ranks, of the model's own group too": Case(num_ranks=4, reshard=2, frees_model=True),
     "offloaded, where that is the same memory": Case(offloads=True),
 }
