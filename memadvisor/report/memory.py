@@ -24,6 +24,9 @@ from memadvisor.report.words import (
 from memadvisor.run.records import UNEXPLAINED
 from memadvisor.units import format_bytes
 
+# Of the drawing's width; in a narrow window a peak's label takes a sixth of it.
+_NEAR_EDGE = 0.1
+
 
 def memory_over_time(view: RankView) -> Block:
     """Stacked areas by category, with the peak, the phases and, with a plan, what was predicted."""
@@ -64,7 +67,7 @@ def memory_over_time(view: RankView) -> Block:
             "uniformtext": {"minsize": 9, "mode": "hide"},
             "shapes": [*phase_bands(view, time_factor), *_lines(peak, compared, factor)],
             "annotations": [
-                _peak_mark(peak, factor, time_factor),
+                _peak_mark(peak, view.step.duration_s, factor, time_factor),
                 *_predicted_labels(compared, factor),
             ],
         },
@@ -125,11 +128,17 @@ def _top(peak: PeakBreakdown, compared: Comparison | None) -> float:
     return max(float(peak.allocated_bytes), *lines, float(peak.timeline_bytes))
 
 
-def _peak_mark(peak: PeakBreakdown, factor: float, time_factor: float) -> dict[str, Any]:
+def anchor_within(share: float) -> str:
+    """Where a label is held that stands at this share of a drawing's width, so that none of it is cut off."""
+    return "left" if share < _NEAR_EDGE else "right" if share > 1 - _NEAR_EDGE else "center"
+
+
+def _peak_mark(peak: PeakBreakdown, duration_s: float, factor: float, time_factor: float) -> dict[str, Any]:
     return {
         "x": peak.time_s / time_factor,
         "y": peak.timeline_bytes / factor,
         "text": f"<b>peak {format_bytes(peak.allocated_bytes)}</b>",
+        "xanchor": anchor_within(peak.time_s / duration_s if duration_s else 0.5),
         "showarrow": True,
         "arrowhead": 2,
         "arrowcolor": "var(--text)",
