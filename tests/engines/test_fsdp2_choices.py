@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
 
 import memadvisor
@@ -185,6 +185,8 @@ def loop(rank: int, folder: str, name: str) -> dict[str, object]:
 @pytest.mark.parametrize("name", CASES)
 def test_the_script_trains_as_before_and_needs_the_memory_that_was_predicted(tmp_path, name):
     case = CASES[name]
+    if case.max_inputs > 1 and not hasattr(FSDPModule, "set_reduce_scatter_max_input_buffers"):
+        pytest.skip("torch has it since 2.13")
     for found in run_ranks(loop, case.num_ranks, str(tmp_path), name, timeout_s=180):
         ours, theirs = found["losses"]
         # Our collectives sum in another order among more than two.
