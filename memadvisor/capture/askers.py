@@ -36,8 +36,3 @@ class Askers:
 def is_all_of(part: torch.nn.Module, root: torch.nn.Module) -> bool:
     """Whether all parameters are the part's."""
     return {id(each) for each in part.parameters()} == {id(each) for each in root.parameters()}
-
-
-def info_of_asker(module: torch.nn.Module) -> ModuleInfo:
-    """Its own call is none to be told of."""
-    return ModuleInfo(f"({type(module).__name__})", "", False, False, is_of_model=False, is_around=True)

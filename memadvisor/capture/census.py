@@ -25,7 +25,8 @@ from memadvisor.capture.tensor_storage import (
     storage_address,
 )
 from memadvisor.capture.truth import is_profiler_free
-from memadvisor.run.living import living, living_modules
+from memadvisor.run.children import children_of
+from memadvisor.run.living import living, outermost_modules
 from memadvisor.run.records import CUBLAS, OptimizerState, Parameter
 
 Labelled = tuple[torch.Tensor, str, str]  # tensor, category, unit
@@ -172,11 +173,9 @@ def _gradient_of_a_leaf(tensor: torch.Tensor) -> torch.Tensor | None:
 def held_by_modules() -> Iterator[tuple[torch.Tensor, str]]:
     """Parameters and buffers of all modules that live, and the class of the outermost one around each: weights that are
     averaged, or of a network that no step calls. Asked past the modules' own methods, which may run anything."""
-    modules = living_modules(torch.nn.Module)
-    inner = {id(child) for module in modules for child in vars(module)["_modules"].values()}
-    seen = {id(None)}
-    for outermost in modules:
-        left = [] if id(outermost) in inner else [outermost]
+    seen: set[int] = set()
+    for outermost in outermost_modules(torch.nn.Module):
+        left = [outermost]
         while left:
             module = left.pop()
             if id(module) in seen:
@@ -187,7 +186,7 @@ def held_by_modules() -> Iterator[tuple[torch.Tensor, str]]:
                 for tensor in tensors.values():
                     if isinstance(tensor, torch.Tensor):
                         yield tensor, f"({type(outermost).__name__})"
-            left += inside.get("_modules", {}).values()
+            left += children_of(module)
 
 
 def cublas_workspaces(

@@ -9,7 +9,7 @@ from functools import reduce
 
 import torch
 
-from memadvisor.capture.askers import Askers, info_of_asker, is_all_of
+from memadvisor.capture.askers import Askers, is_all_of
 from memadvisor.capture.module_info import ModuleInfo, module_infos, new_prefix, parameter_row, unnamed_info
 from memadvisor.capture.owners import frozen_owner, trained_owner
 from memadvisor.capture.script_shards import shard_groups
@@ -17,7 +17,7 @@ from memadvisor.capture.tensor_parallel import num_data_dims, own_shape, tensor_
 from memadvisor.capture.unstepped import LOOSE, note_of_uncalled
 from memadvisor.in_making import is_in_making
 from memadvisor.run.cut import ModuleNode, cut_units, innermost, inside_wrapper, module_tree, unwrap
-from memadvisor.run.living import living_modules
+from memadvisor.run.living import outermost_modules
 from memadvisor.run.parallel_records import ShardGroup, TensorParallel
 from memadvisor.run.records import Module, Parameter, Unit
 from memadvisor.run.remote import holds_remote
@@ -70,7 +70,7 @@ class Models:
         is a frozen one of which a part is called alone (a VAE's encoder). Not in a traced step, whose names stand.
         """
         if holds_remote(module):  # what it calls of this process is a model; it cannot be asked for its parts
-            return self._remember(module, info_of_asker(module))
+            return self._remember(module, unnamed_info(module, is_around=True))
         root = module if around else unwrap(module)
         is_new = not around and id(root) not in self._infos and any(True for _ in root.parameters())
         if is_new and not is_in_making(root):
@@ -94,11 +94,9 @@ class Models:
         A model that is compiled together with its caller runs no hook.
         """
         wanted = {id(parameter) for parameter in parameters}
-        modules = living_modules(torch.nn.Module)
-        inner = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
         found = False
-        for module in modules:
-            if id(module) not in inner and any(id(parameter) in wanted for parameter in module.parameters()):
+        for module in outermost_modules(torch.nn.Module):
+            if any(id(parameter) in wanted for parameter in module.parameters()):
                 self.discover(module)
                 found = True
         return found
@@ -169,7 +167,7 @@ class Models:
         self._order.clear()
         self._add_root(module, info.model)
         for each in set(root.modules()) - set(module.modules()):
-            self._remember(each, info_of_asker(each))
+            self._remember(each, unnamed_info(each, is_around=True))
         return self._infos[id(module)]
 
     def _join(self, owner: torch.nn.Module) -> None:

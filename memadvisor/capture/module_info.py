@@ -30,10 +30,14 @@ class ModuleInfo:
     model: str = ""  # the name of the model that it is of
 
 
-def unnamed_info(module: torch.nn.Module, around: Sequence[ModuleInfo]) -> ModuleInfo:
-    """Of a loss function, or a module made inside a forward: its work belongs to whatever encloses it."""
+def unnamed_info(
+    module: torch.nn.Module, around: Sequence[ModuleInfo] = (), *, is_around: bool = False
+) -> ModuleInfo:
+    """Of a loss function, or a module made inside a forward: its work belongs to whatever encloses it. Or of one that
+    `is_around` the model, or another process's, whose own call is none to be told of."""
     unit = around[-1].unit if around else ""
-    return ModuleInfo(f"({type(module).__name__})", unit, False, False, is_of_model=False)
+    name = f"({type(module).__name__})"
+    return ModuleInfo(name, unit, False, False, is_of_model=False, is_around=is_around)
 
 
 def module_infos(

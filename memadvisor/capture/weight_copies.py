@@ -18,7 +18,8 @@ import torch
 
 from memadvisor.capture.models import Models
 from memadvisor.capture.tensor_storage import plain_tensors
-from memadvisor.run.living import living, living_modules
+from memadvisor.run.children import children_of
+from memadvisor.run.living import living, outermost_modules
 
 _Shapes = tuple[torch.Size, ...]
 _NUM_LOOKED_AT, _MOST_LOOKED_AT = 8, 256  # tensors, and elements of each
@@ -59,7 +60,7 @@ class _Mirrored:
             for module in _preorder(root):
                 found.modules.add(id(module))
                 inner = _tensors_of(module, "_parameters")
-                if any(_tensors_of(child, "_parameters") for child in _children(module)):
+                if any(_tensors_of(child, "_parameters") for child in children_of(module)):
                     found.of_modules.add(_shapes(inner))
         found.of_modules = set(filter(_is_telling, found.of_modules))
         found.of_containers = {key: each for key, each in found.of_containers.items() if _is_telling(key)}
@@ -86,9 +87,7 @@ def _shapes(tensors: Iterable[torch.Tensor]) -> _Shapes:
 
 def _in_modules(mirrored: _Mirrored, not_copies: Set[int]) -> Iterator[torch.Tensor]:
     """From the outermost module inwards: what is around a copy may hold the model itself beside it."""
-    modules = living_modules(torch.nn.Module)
-    inner = {id(child) for module in modules for child in _children(module)}
-    left = [module for module in modules if id(module) not in inner]
+    left = outermost_modules(torch.nn.Module)
     seen: set[int] = set(mirrored.modules)
     while left:
         module = left.pop()
@@ -99,7 +98,7 @@ def _in_modules(mirrored: _Mirrored, not_copies: Set[int]) -> Iterator[torch.Ten
         if _are_copies(parameters or buffers, mirrored.of_modules, not_copies):
             yield from (*parameters, *buffers)
         else:
-            left += _children(module)
+            left += children_of(module)
 
 
 def _in_containers(mirrored: _Mirrored, not_copies: Set[int]) -> Iterator[torch.Tensor]:
@@ -149,10 +148,6 @@ def _are_copies(tensors: Sequence[torch.Tensor], mirrored: Container[_Shapes], n
     )
 
 
-def _children(module: torch.nn.Module) -> list[torch.nn.Module]:
-    return [child for child in vars(module).get("_modules", {}).values() if child is not None]
-
-
 def _preorder(root: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """As `modules` has them, asked past the modules' own methods, which may run anything."""
     left, seen = [root], set()
@@ -161,7 +156,7 @@ def _preorder(root: torch.nn.Module) -> Iterator[torch.nn.Module]:
         if id(module) not in seen:
             seen.add(id(module))
             yield module
-            left += reversed(_children(module))
+            left += reversed(children_of(module))
 
 
 def _tensors_of(root: torch.nn.Module, kind: str) -> list[torch.Tensor]:

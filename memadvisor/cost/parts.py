@@ -47,9 +47,10 @@ class PartStorage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """`asked_s`: when autograd first asks for something of it, and `over_s`: has let go of it all. `growth`: what running it again has at its highest instant;
-    `start_s`, `saved_s`: of the forward, what that does again, up to the last tensor that it saves. `put_back`: the
-    generator's state, as it was when each module was called, and copies of buffers that it changes."""
+    """`asked_s`: when autograd first asks for something of it, and `over_s`: has let go of it all. `growth`: what running
+    it again has at its highest instant; `start_s`, `saved_s`: of the forward, what that does again, up to the last
+    tensor that it saves. `put_back`: the generator's state, as it was when each module was called, and copies of
+    buffers that it changes."""
 
     modules: Modules
     storages: tuple[PartStorage, ...]

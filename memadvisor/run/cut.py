@@ -18,6 +18,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from memadvisor.run.children import children_of
+
 _LISTS = ("Sequential", "ModuleList")
 _CONTAINERS = (*_LISTS, "ModuleDict")
 _OF_PARAMETERS = ("ParameterList", "ParameterDict")
@@ -152,7 +154,7 @@ def inside_wrapper(model: Any) -> Any | None:
         return model._orig_mod
     if _is_parallel(model):
         return model.module
-    parallel = [child for child in vars(model).get("_modules", {}).values() if _is_parallel(child)]
+    parallel = [child for child in children_of(model) if _is_parallel(child)]
     if len(parallel) == 1 and _parameters(model) == _parameters(parallel[0]):
         return parallel[0]
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+from memadvisor.run.children import children_of
 from memadvisor.run.remote import holds_remote
 
 
@@ -22,3 +23,10 @@ def living_modules(kind: type) -> list[Any]:
     holds modules of other processes."""
     made = [module for module in living(kind) if {"_modules", "_parameters"} <= vars(module).keys()]
     return [module for module in made if not holds_remote(module)]
+
+
+def outermost_modules(kind: type) -> list[Any]:
+    """Of these, those that are in no other."""
+    modules = living_modules(kind)
+    inner = {id(child) for module in modules for child in children_of(module)}
+    return [module for module in modules if id(module) not in inner]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from memadvisor.run.children import children_of
+
 
 def uses_rpc() -> bool:
     """Whether this process has, or had, a part in it."""
@@ -23,7 +25,7 @@ def holds_remote(module: Any) -> bool:
         part = left.pop()
         if isinstance(part, remote._RemoteModule):
             return True
-        inside = [each for each in vars(part).get("_modules", {}).values() if each is not None]
+        inside = children_of(part)
         left += [each for each in inside if id(each) not in seen]
         seen |= set(map(id, inside))
     return False

@@ -16,13 +16,12 @@ import memadvisor
 from memadvisor.analyzers.segments import captured_step
 from memadvisor.cost.simulate import simulate
 from memadvisor.engines.apply import apply
-from memadvisor.plan import UnitPlan
 from memadvisor.plan_file import plan_from_json, plan_to_json
 from memadvisor.run.fully_sharded import param_groups
 from memadvisor.write_schedule import write_schedule
 from tests.engines.ranks import run_ranks
 from tests.engines.test_fsdp2 import NATIVE, TIMES, profile_in_turn
-from tests.engines.test_fsdp2_hybrid import Block
+from tests.engines.test_fsdp2_hybrid import Block, block_units
 from tests.engines.trainings import make_plan
 
 BLOCKS, DIM, WORDS, LENGTH = 4, 32, 52, 32
@@ -120,16 +119,7 @@ class Training:
 
 
 def by_units(case, names, kept=(), recompute=(), **changes):
-    """A plan for FSDP2 whose blocks of these numbers stay gathered until the backward, or are recomputed."""
-    units = tuple(
-        UnitPlan(
-            name=name,
-            zero_stage=3,
-            recompute=name in {f"blocks.{number}" for number in recompute},
-            reshard=name not in {f"blocks.{number}" for number in kept},
-        )
-        for name in names
-    )
+    units = block_units(names, kept, recompute)
     settled = {"secondary_ranks": case.reshard, "reshard_model": case.frees_model}
     return make_plan(case.num_ranks, 3, "chosen", units, executor="fsdp2", **settled, **changes)
 

@@ -129,9 +129,9 @@ class Training:
         return [parameter.full_tensor() for parameter in self.model.parameters()]
 
 
-def by_units(names, kept=(), recompute=(), **changes):
-    """A plan for FSDP2 whose blocks of these numbers stay gathered until the backward, or are recomputed."""
-    units = tuple(
+def block_units(names, kept=(), recompute=()):
+    """For FSDP2: blocks of these numbers stay gathered until the backward, or are recomputed."""
+    return tuple(
         UnitPlan(
             name=name,
             zero_stage=3,
@@ -140,6 +140,10 @@ def by_units(names, kept=(), recompute=(), **changes):
         )
         for name in names
     )
+
+
+def by_units(names, kept=(), recompute=(), **changes):
+    units = block_units(names, kept, recompute)
     made = make_plan(RANKS, 3, executor="fsdp2", shard_ranks=2)
     return replace(made, policy="chosen", units=units, **changes)
 
