@@ -39,7 +39,11 @@ def leaves_gradients_alone(rank: RankRun) -> bool:
         storage.category == "gradient" and storage.phase == "baseline" and storage.last_use_s is not None
         for storage in rank.storages
     )
-    in_pieces = all(
+    return updates_in_pieces(rank) and not looks and not uses_old
+
+
+def updates_in_pieces(rank: RankRun) -> bool:
+    """Whether all optimizers update element by element."""
+    return all(
         state.optimizer is not None and is_elementwise(state.optimizer) for state in rank.optimizer_states
     )
-    return in_pieces and not looks and not uses_old

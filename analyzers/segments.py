@@ -14,7 +14,7 @@ from memadvisor.analyzers.chunked_step import ChunkedStep, required_chunked_step
 from memadvisor.analyzers.data_ranks import num_splitting
 from memadvisor.analyzers.derivatives import copies_released_s, with_derivatives_inside
 from memadvisor.analyzers.fused_step import fused_seconds, with_fused_updates
-from memadvisor.analyzers.gradient_use import leaves_gradients_alone
+from memadvisor.analyzers.gradient_use import leaves_gradients_alone, updates_in_pieces
 from memadvisor.analyzers.nested_backwards import with_nested_backwards
 from memadvisor.analyzers.observed_collectives import observed_collectives
 from memadvisor.analyzers.out_of_memory import way_on
@@ -191,6 +191,7 @@ class RecordedStep:
             precision=self._precision,
             leaves_gradients_alone=self._leaves_gradients_alone,
             updates_together=self._updates_together,
+            may_update_by_unit=self._updates_together and not self._groups and updates_in_pieces(self._rank),
             shard_groups=self._groups,
             late=late_sharding(rank, step) if self._groups else NOTHING_LATE,
         )

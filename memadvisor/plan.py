@@ -143,6 +143,8 @@ class Plan:
     from which it is gathered for the backward (ZeRO++'s hpZ, arXiv:2306.10209, section 3.2). None: there is none. Of FSDP2 it
     is the script's own number of `reshard_after_forward`.
     `update_in_backward`: units of stages 2 and 3 are updated, and their gradients freed, as soon as those are reduced.
+    `update_by_unit`: the optimizer step updates units one after another, so that what updates of all parameters together
+    (foreach) allocate meanwhile is of one unit at a time. Of one after another (for-loop) it is of one parameter anyway.
     `local_sgd`: which steps reduce no gradients, and average parameters now and then instead. None: none.
     `executor`: whose memory and time the prediction is of. `fsdp2`: the script shards its model with `fully_shard`
     and keeps that; units of a group that FSDP2 gathers together are freed after the forward if all of them `reshard`.
@@ -188,6 +190,7 @@ class Plan:
     shard_ranks: int | None = None
     secondary_ranks: int | None = None
     update_in_backward: bool = False
+    update_by_unit: bool = False
     compression: Compression = UNCOMPRESSED
     local_sgd: LocalSgd | None = None
     executor: str = "built-in"

@@ -20,6 +20,7 @@ from memadvisor.policies import RECOMPUTING
 from memadvisor.precision import check_precision
 from memadvisor.stretches import check_stretches
 from memadvisor.units import counted
+from memadvisor.update_checks import check_updates
 
 # What the plan as a whole and each of its units may have.
 _CHOICES = {
@@ -48,10 +49,8 @@ def check_plan(plan: Plan, source: str) -> None:
     _check_parts(plan, source)
     _check_offload(plan, source)
     _check_activation_bits(plan, source)
-    _check_early_updates(plan, stages, source)
-    _check_optimizer_tiers(plan, source)
+    check_updates(plan, stages, source)
     _check_parameter_tiers(plan, source)
-    _check_delay(plan, source)
     check_chunked_loss(
         plan.chunked_loss,
         {
@@ -164,16 +163,6 @@ def _check_executor(plan: Plan, stages: set[int], source: str) -> None:
         )
 
 
-def _check_early_updates(plan: Plan, stages: set[int], source: str) -> None:
-    used = {unit.zero_stage for unit in plan.units} if plan.policy == "chosen" else stages
-    if plan.update_in_backward and (plan.num_ranks == 1 or max(used, default=plan.zero_stage) < 2):
-        where = "one rank" if plan.num_ranks == 1 else f"ZeRO stage {max(used, default=plan.zero_stage)}"
-        raise PlanError(
-            f"{source} updates in the backward with {where}, which keeps whole gradients until the optimizer step.",
-            hint="it needs several ranks and stage 2 or 3.",
-        )
-
-
 def _check_second_copies(plan: Plan, stages: set[int], source: str) -> None:
     ranks = plan.secondary_ranks
     if ranks is None:
@@ -192,29 +181,6 @@ def _check_second_copies(plan: Plan, stages: set[int], source: str) -> None:
         raise PlanError(
             f"{source} has secondary_ranks {ranks}, and shard_ranks {plan.shard_ranks}.",
             hint="leave one of them out.",
-        )
-
-
-def _check_optimizer_tiers(plan: Plan, source: str) -> None:
-    tiers = plan.optimizer_tiers
-    if tiers != {"device"} and plan.update_in_backward:
-        raise PlanError(
-            f"{source} updates in the backward, and keeps optimizer state on the {min(tiers - {'device'})}.",
-            hint="leave one of them out: state is fetched in the optimizer step.",
-        )
-
-
-def _check_delay(plan: Plan, source: str) -> None:
-    beside = {
-        "several ranks": plan.num_ranks > 1,
-        "all optimizer state on the device": plan.optimizer_tiers == {"device"},
-        "parameters on host or disk": plan.parameter_tiers != {"device"},
-        "offloaded activations": plan.activation_tiers != {"device"},
-    }
-    if plan.delayed_update and (found := [what for what, is_so in beside.items() if is_so]):
-        raise PlanError(
-            f"{source} delays updates, with {found[0]}.",
-            hint="delay them on one rank, with --offload-optimizer alone.",
         )
 
 
@@ -386,6 +352,7 @@ def beside_fsdp2(plan: Plan) -> dict[str, bool]:
         "autocast": plan.autocast is not None,
         "second copies of shards": plan.secondary_ranks is not None,
         "updates in the backward": plan.update_in_backward,
+        "updates by unit": plan.update_by_unit,
         "parameters on host or disk": plan.parameter_tiers != {"device"},
         "optimizer state on host or disk": plan.optimizer_tiers != {"device"},
         "optimizer state in 8 bits": bool(plan.optimizer_codes),

@@ -94,6 +94,7 @@ def _plan_from_json(value: JsonField, source: str) -> Plan:
         shard_ranks=value.get("shard_ranks").typed(int, optional=True),
         secondary_ranks=value.get("secondary_ranks").typed(int, optional=True),
         update_in_backward=value.get("update_in_backward", False).typed(bool),
+        update_by_unit=value.get("update_by_unit", False).typed(bool),
         compression=_compression_from_json(value.get("compression", {})),
         local_sgd=value.get("local_sgd").maybe(_local_sgd_from_json),
         executor=value.get("executor", "built-in").typed(str),

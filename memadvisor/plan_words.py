@@ -30,6 +30,7 @@ def options_text(plan: Plan) -> str:
         + (f", gathers {plan.gather_depth} ahead" if plan.gather_depth else "")
         + (", reductions one unit behind" if plan.overlap else "")
         + (", units updated in the backward" if plan.update_in_backward else "")
+        + (", units updated one after another" if plan.update_by_unit else "")
         + (", fused updates" if plan.fused_updates else "")
         + (", the loss in chunks" if plan.chunked_loss is not None else "")
     )

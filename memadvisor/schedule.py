@@ -138,8 +138,9 @@ class Schedule:
     With gradient accumulation, a `reduce` with `shard` happens in every micro-batch (its memory is the point),
     one without `shard` in those that the script lets DDP synchronise. `precision`: in what dtype gathers make
     parameters present, and reductions to shards sum. `compression`: what their messages hold. `executor`,
-    `algorithms`, `secondary_ranks` and `delayed_update` are the plan's: with the last, what stands before the optimizer
-    step is done beside the next forward and backward. `local_sgd`: which steps play the reductions, and after which the
+    `algorithms`, `secondary_ranks`, `delayed_update` and `update_by_unit` are the plan's: with the first of the last two, what
+    stands before the optimizer step is done beside the next forward and backward; with the other its updates are done one
+    after another, and not all at once. `local_sgd`: which steps play the reductions, and after which the
     averages are played; None: all do, and none.
     """
 
@@ -153,6 +154,7 @@ class Schedule:
     algorithms: tuple[Algorithm, ...] = ()
     secondary_ranks: int | None = None
     delayed_update: bool = False
+    update_by_unit: bool = False
     local_sgd: LocalSgd | None = None
 
     def size_of(self, ranks: Ranks) -> int:
@@ -190,6 +192,14 @@ class Schedule:
             for action in self.at(Point.BEFORE_OPTIMIZER)
             if action.kind is ActionKind.OFFLOAD
         }
+
+    @property
+    def updated_alone(self) -> tuple[str, ...]:
+        """Units that the optimizer step updates by themselves, from where their state always lies, in their order."""
+        if not self.update_by_unit:
+            return ()
+        updated = (a.unit for a in self.at(Point.BEFORE_OPTIMIZER) if a.kind is ActionKind.UPDATE)
+        return tuple(unit for unit in updated if unit not in self.offloaded_states)
 
     @property
     def paged(self) -> dict[str, Lane]:
@@ -335,6 +345,7 @@ class ScheduleBuilder:
             algorithms=plan.algorithms,
             secondary_ranks=plan.secondary_ranks,
             delayed_update=plan.delayed_update,
+            update_by_unit=plan.update_by_unit,
             local_sgd=plan.local_sgd,
         )
 

@@ -22,6 +22,8 @@
   are without it. So is a unit whose parameters modules of other units use: what runs later in the backward may
   need their values. Stages 0 and 1 keep whole gradients because a script may read them.
 
+- With `plan.update_by_unit` the updates in the optimizer step, which are one step of all units otherwise, are done one
+  after another.
 - Units whose `optimizer_tier` is not the device are updated one after another in the optimizer step, each while the
   next one's state is fetched and that of the one before is written. Larger ones take turns with smaller ones, so
   that the two buffers are not both as large as the largest.

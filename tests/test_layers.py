@@ -37,6 +37,7 @@ DATA = (
     "memadvisor.hardware",
     "memadvisor.plan",
     "memadvisor.plan_checks",
+    "memadvisor.update_checks",
     "memadvisor.plan_file",
     "memadvisor.plan_words",
     "memadvisor.policies",

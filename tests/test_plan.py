@@ -73,7 +73,14 @@ LATER = (
         "sent_bytes",
     ),
     *("reserved_bytes", "overlap", "gather_depth", "reshard", "precision", "param_dtype", "reduce_dtype"),
-    *("shard_ranks", "update_in_backward", "optimizer_dtype", "optimizer_tier", "exposed_transfer_s"),
+    *(
+        "shard_ranks",
+        "update_in_backward",
+        "update_by_unit",
+        "optimizer_dtype",
+        "optimizer_tier",
+        "exposed_transfer_s",
+    ),
     "components_s",
 )
 PLAN = Plan(
@@ -122,10 +129,11 @@ def test_how_optimizer_state_is_coded_comes_back_and_a_plan_without_has_no_word_
     assert "optimizer_bits" not in json.dumps(plan_to_json(PLAN))
 
 
-def test_a_plan_that_updates_in_the_backward_comes_back_and_another_has_no_word_of_it():
-    plan = dataclasses.replace(PLAN, update_in_backward=True)
-    assert plan_from_json(plan_to_json(plan), "plan") == plan
-    assert "update_in_backward" not in plan_to_json(PLAN)
+def test_a_plan_that_updates_otherwise_comes_back_and_another_has_no_word_of_it():
+    for field in ("update_in_backward", "update_by_unit"):
+        plan = dataclasses.replace(PLAN, **{field: True})
+        assert plan_from_json(plan_to_json(plan), "plan") == plan
+        assert field not in plan_to_json(PLAN)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 64])

@@ -114,6 +114,11 @@ def with_parts(*parts, **more):
             "in the backward with ZeRO stage 0",
         ),
         ({"update_in_backward": True, "units": [], "num_ranks": 1}, "in the backward with one rank"),
+        (
+            {"update_by_unit": True, "update_in_backward": True, "units": [], "zero_stage": 2},
+            "one after another, and has updates in the backward",
+        ),
+        ({"update_by_unit": True, "fused_updates": True}, "one after another, and has fused updates"),
         ({"update_in_backward": 1}, "update_in_backward is 1, where true or false belongs"),
         ({"optimizer_tier": "tape"}, "has optimizer_tier 'tape'"),
         ({"delayed_update": True, "num_ranks": 1}, "delays updates, with all optimizer state on the device"),

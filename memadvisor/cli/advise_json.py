@@ -75,6 +75,7 @@ def _plan_to_json(order: int | None, ranked: RankedPlan) -> dict[str, Any]:
         "overlap": plan.overlap,
         "gather_depth": plan.gather_depth,
         "update_in_backward": plan.update_in_backward,
+        "update_by_unit": plan.update_by_unit,
         "fused_updates": plan.fused_updates,
         "chunked_loss": None if plan.chunked_loss is None else dataclasses.asdict(plan.chunked_loss),
         "autocast": plan.autocast,

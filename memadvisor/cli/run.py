@@ -84,6 +84,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="with ZeRO stages 2 and 3: update each unit, and free its gradients, as soon as they are reduced",
     )
     parser.add_argument(
+        "--update-by-unit",
+        action="store_true",
+        default=None,
+        help="update units one after another: what an update of all together (foreach) allocates is of one unit then",
+    )
+    parser.add_argument(
         "--ranks",
         type=positive,
         metavar="N",
@@ -114,6 +120,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     of_plan = ("zero", "policy", "param_dtype", "reduce_dtype", "optimizer_dtype", "update_in_backward")
     flags = (
         *of_plan,
+        "update_by_unit",
         "secondary_ranks",
         "optimizer_bits",
         "fused_updates",
@@ -145,6 +152,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         compression=compression_of(arguments),
         local_sgd=local_sgd_of(arguments),
         update_in_backward=bool(arguments.update_in_backward),
+        update_by_unit=bool(arguments.update_by_unit),
         secondary_ranks=arguments.secondary_ranks,
         optimizer_bits=arguments.optimizer_bits,
         delayed_update=bool(arguments.delayed_update),

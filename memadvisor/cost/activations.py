@@ -17,13 +17,14 @@ from memadvisor.cost.activation_changes import (
 )
 from memadvisor.cost.kept import ForwardOperators
 from memadvisor.cost.level import Level
-from memadvisor.cost.moved_activations import Away, Moves
+from memadvisor.cost.moved_activations import Away, Moves, units_away
 from memadvisor.cost.parted_units import PartedUnits
 from memadvisor.cost.parts import Modules
 from memadvisor.cost.rounded_activations import RoundedActivations
 from memadvisor.cost.second_run import RNG_STATE_BYTES
 from memadvisor.cost.step import STATES, Bytes, CapturedStep, Segment
 from memadvisor.cost.stretches import Stretches
+from memadvisor.schedule import Schedule
 from memadvisor.stretches import Stretch
 
 # Operators whose outputs stay, by unit that is recomputed by itself.
@@ -270,3 +271,14 @@ def added(level: Bytes, more: Bytes) -> dict[str, int]:
     for category, size_bytes in more.items():
         total[category] = total.get(category, 0) + size_bytes
     return total
+
+
+def activations_under(
+    step: CapturedStep, schedule: Schedule, known: Activations | None = None
+) -> Activations:
+    """What a schedule does to a step's activations; `known`: those of the same step and choices, if at hand."""
+    stretches, bits = Stretches(schedule.stretches), schedule.activation_bits
+    choices = stretches, schedule.kept, units_away(schedule), bits, schedule.parts
+    if known is None or known.step is not step or known.choices != choices:
+        return Activations(step, *choices)
+    return known

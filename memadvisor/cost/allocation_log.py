@@ -197,7 +197,8 @@ class AllocationLog:
         if phase == "optimizer":
             self._put_away(0)
         if phase == "optimizer" and not self._has_stepped:
-            self._first_optimizer_step()
+            self._has_stepped = True
+            self._first_states()
             self.states(tensors)
         gradients = self._new_gradients(position)
         if phase == "backward" and not gradients and not self._passing:
@@ -276,6 +277,7 @@ class AllocationLog:
             self._allocate(owner, beside[str(owner[1])], str(owner[1]))
         if unit in self._updates.fetched and not self._num_steps:
             self._make_states(unit, self._updates.made(unit))
+        self._first_states(unit)
         for position, segment in enumerate(self._segments):
             for event in self._events.of[position] if segment.phase == "optimizer" else ():
                 item, of = self._storages[event.number], self._updates.unit_of(event.number)
@@ -321,10 +323,11 @@ class AllocationLog:
             return False
         return number not in self._renewed and (item.category != "optimizer_state" or self._has_stepped)
 
-    def _first_optimizer_step(self) -> None:
-        self._has_stepped = True
-        for number, item in enumerate(self._storages):
-            if item.birth_segment < 0 and item.category == "optimizer_state" and not self._models_states:
+    def _first_states(self, unit: str | None = None) -> None:
+        """The optimizer makes its states, of what does not have them yet: of one unit that is updated by itself, or of all."""
+        for number, item in enumerate(() if self._models_states or self._num_steps else self._storages):
+            is_state = item.birth_segment < 0 and item.category == "optimizer_state"
+            if is_state and unit in (None, item.owner) and (number, FIRST) not in self._alive:
                 self._allocate((number, FIRST), item.size_bytes, item.category, item.stream)
 
     def _is_modelled(self, item: StepStorage) -> bool:
@@ -361,8 +364,7 @@ class AllocationLog:
 
     def _hand_on(self, owner: _Owner, to: _Owner) -> None:
         """What one has is another's from here on."""
-        old = self._alive.pop(to, None)
-        self._alive[to] = self._alive.pop(owner)
+        old, self._alive[to] = self._alive.pop(to, None), self._alive.pop(owner)
         if old is not None:
             self._drop(old)
 
@@ -377,9 +379,8 @@ class AllocationLog:
         old = self._alive.get(owner)
         self._num_allocated += 1
         self._alive[owner] = name = self._num_allocated
-        self.changes.append(
-            Change(name, size_bytes, stream, category, self._place, self._num_steps, is_aside)
-        )
+        change = Change(name, size_bytes, stream, category, self._place, self._num_steps, is_aside)
+        self.changes.append(change)
         if old is not None:
             self._drop(old)
 

@@ -15,6 +15,8 @@ from memadvisor.cost.transfers import TransferTimes
 from memadvisor.schedule import Action, ActionKind, Lane, Schedule
 
 _MEETING_BYTES = 16  # of the message in which all ranks meet
+# What an optimizer takes for another unit by itself, of Python alone (docs/engines/measured.md, "Updates of single units").
+UNIT_UPDATE_S = 6e-5
 
 
 class EngineTime:

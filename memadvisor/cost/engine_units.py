@@ -117,7 +117,7 @@ class EngineUnits:
             widened,
             num_ranks=self.num_ranks,
             early=schedule.updated_in_backward,
-            fetched=self.away,
+            apart={*self.away, *schedule.updated_alone},
             together=self._step.updates_together,
         )
 

@@ -11,24 +11,23 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from memadvisor.cost.activations import Activations, View, added
+from memadvisor.cost.activations import Activations, View, activations_under, added
 from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.components import scaled
 from memadvisor.cost.delayed_memory import memory_of
 from memadvisor.cost.engine_memory import EngineMemory
-from memadvisor.cost.engine_time import EngineTime, PagingTime
+from memadvisor.cost.engine_time import UNIT_UPDATE_S, EngineTime, PagingTime
 from memadvisor.cost.fsdp2_memory import Fsdp2Memory
 from memadvisor.cost.lanes import Lanes
 from memadvisor.cost.limit import Limit, Remaining
 from memadvisor.cost.moments import Moments
-from memadvisor.cost.moved_activations import MovedActivations, units_away
+from memadvisor.cost.moved_activations import MovedActivations
 from memadvisor.cost.paged_parameters import PagedParameters
 from memadvisor.cost.paged_updates import PagedUpdates
 from memadvisor.cost.places import place_at, second_run_of
 from memadvisor.cost.played_collectives import PlayedCollectives
 from memadvisor.cost.simulation import Simulation, Watcher
 from memadvisor.cost.step import NOTHING, Bytes, CapturedStep, Segment
-from memadvisor.cost.stretches import Stretches
 from memadvisor.cost.transfers import TransferTimes
 from memadvisor.schedule import Action, ActionKind, Point, Ranks, Schedule
 
@@ -50,17 +49,6 @@ def simulate(
         raise AssertionError("several ranks need times of collectives")
     activations = activations_under(step, schedule, activations)
     return _Player(step, schedule, times, watcher, activations, transfers).play(limit)
-
-
-def activations_under(
-    step: CapturedStep, schedule: Schedule, known: Activations | None = None
-) -> Activations:
-    """What a schedule does to a step's activations; `known`: those of the same step and choices, if at hand."""
-    stretches, bits = Stretches(schedule.stretches), schedule.activation_bits
-    choices = stretches, schedule.kept, units_away(schedule), bits, schedule.parts
-    if known is None or known.step is not step or known.choices != choices:
-        return Activations(step, *choices)
-    return known
 
 
 class _Here(NamedTuple):
@@ -98,6 +86,7 @@ class _Player:
         self.optimizer_s = sum(step.segments[position].duration_s for position in step.optimizer_at)
         update_s = partial(_paged_update_s, self.optimizer_s, self.engine, self.paging_time)
         self.paged = PagedUpdates(schedule, self.lanes, transfers, self.engine.update_traffic, update_s)
+        self.updated_alone = frozenset(schedule.updated_alone)
         self.pages = PagedParameters(self.lanes, transfers, self.engine, self.paging_time)
         self.moved = MovedActivations(activations.moves, self.lanes, transfers)
         self.moments = Moments(activations)
@@ -198,7 +187,8 @@ class _Player:
         self.moments.add_peak(place, position, view, self.engine.held())
 
     def _temporaries_share(self, position: int, view: View) -> float:
-        if self.step.segments[position].phase != "optimizer" or self.engine.replays:
+        is_as_captured = self.engine.replays and not self.updated_alone
+        if self.step.segments[position].phase != "optimizer" or is_as_captured:
             return 1.0
         return self.engine.updates.late_temporaries(sum(self._growth(position, view, 1.0).values()))
 
@@ -250,6 +240,8 @@ class _Player:
                 continue  # it falls into the next step, as that of the step before did into this one
             if point is Point.BEFORE_OPTIMIZER and action.unit in self.paged:
                 self._update_paged(action, here)
+            elif point is Point.BEFORE_OPTIMIZER and action.unit in self.updated_alone:
+                self._update_alone(action, here)
             elif action.kind in _TRANSFERS:
                 self.moved.play(action, segment.micro_batch, self._using_s(segment))
             elif self.pages.plays(action):
@@ -270,6 +262,14 @@ class _Player:
             self.watcher.update(action.unit, self.engine.updates.temporaries((action.unit,)))
         if scratch["temporary"]:
             self._moment_here(self.step.places[here.position], here, scratch)
+
+    def _update_alone(self, action: Action, here: _Here) -> None:
+        """A unit's part of the optimizer step, by itself."""
+        self._tell_place(self.step.places[here.position])
+        self.lanes.compute(f"update of {action.unit}", self._update_s((action.unit,)) + UNIT_UPDATE_S)
+        self.engine.act(action)
+        if self.watcher is not None:
+            self.watcher.update(action.unit, self.engine.updates.temporaries((action.unit,)))
 
     def _page(self, action: Action, here: _Here) -> None:
         """A gather or a reduction of what lies on another tier."""

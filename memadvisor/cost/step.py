@@ -168,7 +168,7 @@ class CapturedStep:
     the schedules that may be played over it. `leaves_gradients_alone`: between the last backward and the optimizer step,
     as far as is known. `late`: what the script's FSDP2 leaves to the last micro-batch.
     `updates_together`: the optimizer's own temporaries are of all parameters that one of its steps
-    updates (foreach), and not of one after another. `shard_groups`: those of a script that shares its model by FSDP2.
+    updates (foreach), and not of one after another; `may_update_by_unit`: an engine may have it update some at a time. `shard_groups`: those of a script that shares its model by FSDP2.
     `saved`: what units' forwards keep for their backwards and may wait elsewhere. `roundable`: what of it may be in fewer
     bits meanwhile; `timelines`: what comes and goes in each segment; `rounding_cost`: None where it was not measured.
     `make_parted`: see `parted`. `second_runs`: what each unit's forward of a micro-batch would run again;
@@ -198,6 +198,7 @@ class CapturedStep:
     precision: Precision = FULL_PRECISION
     leaves_gradients_alone: bool = False
     updates_together: bool = False
+    may_update_by_unit: bool = False
     shard_groups: tuple[ShardGroup, ...] = ()
     late: LateSharding = NOTHING_LATE
     cached: tuple[Inner, ...] = ()  # by caches of keys and values; not there where the unit is recomputed

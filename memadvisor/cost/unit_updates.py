@@ -28,7 +28,7 @@ class UnitUpdates:
 
     def __init__(self, step: CapturedStep, schedule: Schedule, state_bytes: Mapping[str, int]) -> None:
         self.fetched = {u: lane is Lane.COMPUTE for u, lane in schedule.offloaded_states.items()}
-        self.apart = {*self.fetched, *schedule.updated_in_backward}
+        self.apart = {*self.fetched, *schedule.updated_alone, *schedule.updated_in_backward}
         self.are_told = bool(self.apart) or (step.updates_together and schedule.num_ranks > 1)
         self._states = step.states
         self._state_bytes = state_bytes

@@ -16,7 +16,8 @@ NOTHING_OWNED = Owned()
 class UpdateShares:
     """Of the built-in engine. `trainable_bytes`, `sizes`, `stages`: by unit. `owned`: what the rank with most owns as wholes.
 
-    early: units that are updated in the backward. fetched: those whose state comes from elsewhere for their update.
+    early: units that are updated in the backward. apart: those that the optimizer step updates one after another, as
+    where their state comes from elsewhere for that.
     together: whether an optimizer's temporaries are of all parameters at once.
     """
 
@@ -30,7 +31,7 @@ class UpdateShares:
         *,
         num_ranks: int,
         early: Collection[str],
-        fetched: Collection[str],
+        apart: Collection[str],
         together: bool,
     ) -> None:
         self._trainable_bytes = trainable_bytes
@@ -40,7 +41,7 @@ class UpdateShares:
         self._widened = widened
         self._num_ranks = num_ranks
         self._late = [name for name in stages if name not in early]
-        self._fetched = fetched
+        self._apart = apart
         self._together = together
         self._all_bytes = sum(trainable_bytes.values())
 
@@ -49,14 +50,14 @@ class UpdateShares:
         return self._widened.fullest(temporary_bytes, self._late, self._late_temporaries)
 
     def _late_temporaries(self, names: Iterable[str]) -> float:
-        """Units whose state is fetched are updated one after another, all others at once."""
+        """Where units are updated one after another, the one with most; or all others, which are updated at once."""
         names = tuple(names)
-        rest = self.temporaries([name for name in names if name not in self._fetched])
-        return max((rest, *(self.temporaries((name,)) for name in names if name in self._fetched)))
+        rest = self.temporaries([name for name in names if name not in self._apart])
+        return max((rest, *(self.temporaries((name,)) for name in names if name in self._apart)))
 
     def late_time(self) -> float:
-        """`time` of what the optimizer step itself updates from memory."""
-        return self.time(name for name in self._late if name not in self._fetched)
+        """`time` of what the optimizer step itself updates at once."""
+        return self.time(name for name in self._late if name not in self._apart)
 
     def temporaries(self, names: Iterable[str]) -> float:
         """What an optimizer allocates beside its state to update these units in one step.

@@ -179,6 +179,11 @@ FEATURES: dict[str, Feature] = {
         "gradients wait for the optimizer step",
         MORE_MEMORY,
     ),
+    "update_by_unit": Feature(
+        _if(lambda plan: plan.update_by_unit, lambda plan: "updates of units one after another"),
+        "the optimizer updates all parameters together",
+        MORE_MEMORY,
+    ),
     "fused_updates": Feature(
         _if(lambda plan: plan.fused_updates, lambda plan: "fused updates"),
         "the optimizer updates as the script made it, fused or not",

@@ -34,8 +34,8 @@ SHARDINGS = ((0, True), (1, True), (2, True), (3, False), (3, True))
 class Arrangement:
     """Everything that the search may choose: units in order of execution, and what runs ahead or behind.
 
-    shard_ranks: how many ranks share what is sharded; None is all of them. early: units are updated in the backward.
-    stretches, secondary_ranks: see Plan; the local search here leaves them as they are, so it starts from none.
+    shard_ranks: how many ranks share what is sharded; None is all of them. early: units are updated in the backward; by_unit:
+    one after another. stretches, secondary_ranks: see Plan; the local search here leaves them as they are, so it starts from none.
     """
 
     units: tuple[UnitPlan, ...]
@@ -45,6 +45,7 @@ class Arrangement:
     early: bool = False
     stretches: tuple[tuple[str, str], ...] = ()
     secondary_ranks: int | None = None
+    by_unit: bool = False
 
     @property
     def copied_among(self) -> int | None:
@@ -63,6 +64,7 @@ class Arrangement:
             self.shard_ranks,
             self.early,
             self.secondary_ranks,
+            self.by_unit,
         )
 
     @property

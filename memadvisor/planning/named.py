@@ -44,7 +44,14 @@ def check_policy(policy: str | None) -> None:
 def named_plan(plays: Plays, step: CapturedStep, policy: str, first: RankedPlan) -> RankedPlan:
     """The plan of a policy, sharded as the first plan is. Raises UsageError where it cannot be had in the budget."""
     plan = first.plan
-    like = Arrangement(plan.units, plan.overlap, plan.gather_depth, plan.shard_ranks, plan.update_in_backward)
+    like = Arrangement(
+        plan.units,
+        plan.overlap,
+        plan.gather_depth,
+        plan.shard_ranks,
+        plan.update_in_backward,
+        by_unit=plan.update_by_unit,
+    )
 
     def highest(arrangement: Arrangement) -> Moment:
         return plays.play(step, arrangement).peak

@@ -12,14 +12,14 @@ from functools import partial
 
 from memadvisor.analyzers.planned_models import fingerprint_of, planned_models
 from memadvisor.asked import NOTHING, Asked
-from memadvisor.cost.activations import Activations
+from memadvisor.cost.activations import Activations, activations_under
 from memadvisor.cost.allocation_sequence import planned_sequence
 from memadvisor.cost.allocator_replay import last_peak, replay
 from memadvisor.cost.allocator_settings import AllocatorSettings
 from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.limit import LeastTime, Limit
 from memadvisor.cost.moments import Moments
-from memadvisor.cost.simulate import activations_under, simulate
+from memadvisor.cost.simulate import simulate
 from memadvisor.cost.simulation import Simulation
 from memadvisor.cost.step import CapturedStep
 from memadvisor.cost.transfers import TransferTimes
@@ -192,6 +192,7 @@ class Plays:
             reshard_model=any(group.reshards and not group.name for group in step.shard_groups),
             algorithms=() if step.shard_groups or step.device != "cpu" else self._algorithms,
             update_in_backward=arrangement.early,
+            update_by_unit=arrangement.by_unit,
             fused_updates=asked.fused_updates,
             chunked_loss=asked.chunked_loss,
             autocast=asked.autocast,

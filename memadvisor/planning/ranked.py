@@ -74,7 +74,7 @@ def is_worth_it(mixed: RankedPlan, best: RankedPlan) -> bool:
 
 
 def worthier(usual: RankedPlan, other: RankedPlan) -> RankedPlan:
-    """A plan that updates in the backward, or moves activations, where it is needed to fit, or clearly faster; else the
+    """A plan that updates in the backward or unit by unit, or moves activations, where it is needed to fit, or clearly faster; else the
     usual one."""
     if usual.fits and other.fits:
         worth = _WORTH_EARLY if other.plan.activation_tiers == {"device"} else WORTH_MOVING

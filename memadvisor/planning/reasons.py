@@ -61,6 +61,8 @@ def _deed(plan: Plan, prediction: Prediction) -> str:
         parts.append(f"computes forwards under autocast to {AUTOCAST_DTYPES[plan.autocast]}")
     if plan.fused_updates:
         parts.append("updates in fused kernels")
+    if plan.update_by_unit:
+        parts.append("updates units one after another")
     if plan.chunked_loss is not None:
         parts.append(
             f"makes the output of {plan.chunked_loss.layer!r}, and the loss, {plan.chunked_loss.rows} rows at a time"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import cache, partial
 
 from memadvisor.cost.limit import Limit
@@ -112,7 +113,7 @@ class Search:
                 sooner += [Way(stage, *kind, ranks, early=True) for ranks in hybrids]
                 early = self._all_unbeaten(step, sooner, [])
             best = [min(each, key=order) for each in (usual, early) if each]
-            alike += [worthier(*best)] if len(best) == 2 else best
+            alike += [self._by_unit(step, Way(stage, *kind), worthier(best[0], best[-1]))] if best else []
             ways += [(stage, *each) for each in kinds]
         tier = None if updates_apart(step) else nearest_tier(step, self.plays.transfers)
         keeps_state = (
@@ -132,6 +133,19 @@ class Search:
             self._moving(step, (self._kinds, self._state_kinds)),
         )
         yield from (ranked for ranked in others if ranked is not None)
+
+    def _by_unit(self, step: CapturedStep, way: Way, usual: RankedPlan) -> RankedPlan:
+        """A plan whose optimizer step updates units one after another, where it is needed to fit, or clearly faster."""
+        is_free = usual.fits and not (usual.plan.recomputed_units or usual.plan.parted_units)
+        in_codes = self.plays.asked.optimizer_bits is not None
+        if is_free or in_codes or not step.may_update_by_unit or updates_apart(step):
+            return usual
+        kinds = list(self._kinds)
+        other = self._unbeaten(step, replace(way, by_unit=True), [])
+        if other is not None and worthier(usual, other) is other:
+            return other
+        self._kinds = kinds
+        return usual
 
     def _paging(self, step: CapturedStep) -> Iterator[RankedPlan]:
         """Where nothing else fits, parameters and gradients lie where optimizer state does, and then activations too."""

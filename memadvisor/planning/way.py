@@ -15,7 +15,8 @@ _unit_plan = lru_cache(maxsize=1 << 12)(UnitPlan)  # a search asks for the same 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """tier: where optimizer state lies. pages: whether parameters and gradients lie there too. secondary_ranks: see Plan."""
+    """tier: where optimizer state lies. pages: whether parameters and gradients lie there too. secondary_ranks: see Plan.
+    by_unit: whether the optimizer step updates units one after another."""
 
     stage: int
     reshard: bool
@@ -26,6 +27,7 @@ class Way:
     tier: str = "device"
     pages: bool = False
     secondary_ranks: int | None = None
+    by_unit: bool = False
 
     def arranged(self, step: CapturedStep, nested: Nested, activation_tier: str) -> Arrangement:
         """With units that run again or keep activations elsewhere, as `nested` says."""
@@ -52,4 +54,5 @@ class Way:
             self.early,
             nested.stretches,
             self.secondary_ranks,
+            self.by_unit,
         )

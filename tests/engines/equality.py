@@ -51,6 +51,7 @@ class Configuration:
     secondary_ranks: int | None = None
     removed_at: int | None = None
     update_in_backward: bool = False
+    update_by_unit: bool = False
     merged_below: int | None = None  # bytes of all-reduces that share a message
 
     def is_exact(self, num_ranks: int) -> bool:
@@ -193,6 +194,7 @@ def _plan(configuration: Configuration):
         shard_ranks=configuration.shard_ranks,
         secondary_ranks=configuration.secondary_ranks,
         update_in_backward=configuration.update_in_backward,
+        update_by_unit=configuration.update_by_unit,
         algorithms=() if configuration.merged_below is None else merged(configuration.merged_below),
     )
 
@@ -238,6 +240,7 @@ def configurations(draw: st.DrawFn, num_ranks: int) -> Configuration:
         if early
         else draw(st.sampled_from([None, None, 7])),  # between a backward and its step
         update_in_backward=early,
+        update_by_unit=not early and draw(st.booleans()),
         merged_below=draw(st.sampled_from([None, 600, 10**6])),
     )
     if training.dtype == "float32" and not configuration.is_exact(num_ranks):
@@ -246,7 +249,7 @@ def configurations(draw: st.DrawFn, num_ranks: int) -> Configuration:
     return replace(configuration, training=training)
 
 
-OPTIMIZERS = ["adamw", "sgd", "groups", "Adafactor"]
+OPTIMIZERS = ["adamw", "foreach adamw", "sgd", "groups", "Adafactor"]
 
 
 def check(configuration: Configuration, num_ranks: int) -> dict[str, float]:

@@ -134,8 +134,8 @@ def make_optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
         rest = [p for p in parameters if p.dim() < 2]
         groups = [{"params": decay, "weight_decay": 0.1, "lr": 2e-2}, {"params": rest, "weight_decay": 0.0}]
         return torch.optim.AdamW(groups, lr=1e-2)
-    if kind == "adamw":
-        return torch.optim.AdamW(parameters, lr=1e-2)
+    if kind in ("adamw", "foreach adamw"):
+        return torch.optim.AdamW(parameters, lr=1e-2, foreach=kind == "foreach adamw")
     return getattr(torch.optim, kind)(parameters, lr=1e-2)
 
 

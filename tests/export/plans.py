@@ -70,6 +70,7 @@ CHANGES = (
     lambda plan: replace(plan, local_sgd=LocalSgd(period=4)),
     lambda plan: replace(plan, update_in_backward=True),
     lambda plan: replace(plan, delayed_update=True),
+    lambda plan: replace(plan, update_by_unit=True),
     lambda plan: replace(plan, fused_updates=True),
     lambda plan: replace(plan, chunked_loss=ChunkedLoss(layer="head", rows=256)),
     lambda plan: replace(plan, autocast="bf16"),

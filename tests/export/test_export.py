@@ -194,6 +194,7 @@ READ = {
             "disk_directory",
         ),
         *("activation_tier", "activation_bits", "optimizer_bits", "parameter_tier", "delayed_update"),
+        "update_by_unit",
         "fused_updates",
         "chunked_loss",
         "autocast",

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import memadvisor
 from memadvisor.analyzers.segments import captured_step
 from memadvisor.cost.simulate import simulate
 from memadvisor.write_schedule import write_schedule
@@ -40,3 +41,32 @@ def test_what_a_units_update_allocates_is_of_that_unit(foreach):
     assert measured_bytes == pytest.approx(
         predicted.total_bytes, abs=64
     )  # numbers that Python hands to operators
+
+
+def test_updated_unit_by_unit_a_step_holds_the_temporaries_of_one():
+    run, losses = recorded(OneWord, 1, False, make_optimizer=adamw(foreach=True))
+    step = captured_step(run)
+    plan = make_plan(1, 0, update_by_unit=True)
+    predicted = simulate(step, write_schedule(plan, step.units), None)
+    applied, measured_losses = recorded(OneWord, 1, False, plan, adamw(foreach=True))
+
+    assert measured_losses == losses
+    assert predicted.peak.total_bytes < 0.9 * step.peak_bytes
+    measured_bytes = applied.ranks[0].traced_step.peak_allocated_bytes
+    assert measured_bytes == pytest.approx(predicted.peak.total_bytes, abs=64)
+
+
+def test_the_advised_plan_updates_unit_by_unit_where_that_alone_makes_it_fit():
+    run, _ = recorded(OneWord, 1, False, make_optimizer=adamw(foreach=True))
+    plans = {share: memadvisor.advise(run, memory=share).plans[0] for share in ("90%", "100%")}
+    assert plans["90%"].fits and plans["90%"].plan.update_by_unit
+    assert (
+        not plans["90%"].plan.recomputed_units and "updates units one after another" in plans["90%"].plan.why
+    )
+    assert not plans["100%"].plan.update_by_unit
+
+
+def test_no_plan_updates_unit_by_unit_what_is_updated_one_after_another_anyway():
+    run, _ = recorded(OneWord, 1, False, make_optimizer=adamw(foreach=False))
+    assert not captured_step(run).may_update_by_unit
+    assert not any(ranked.plan.update_by_unit for ranked in memadvisor.advise(run, memory="90%").plans)

@@ -29,6 +29,7 @@ from memadvisor.engines.sharding.sharded_step import FindSlot, Swap, is_elementw
 from memadvisor.engines.updates.cast_updates import update_cast_units
 from memadvisor.engines.updates.delayed_updates import DelayedUpdates
 from memadvisor.engines.updates.paged_step import Kept, Optimizer, PagedStep, Parameters
+from memadvisor.engines.updates.updates_by_unit import UpdatesByUnit
 from memadvisor.errors import PlanError
 from memadvisor.run.living import living
 from memadvisor.schedule import Action, Lane, Point, Schedule
@@ -74,9 +75,11 @@ class StateOffload:
         self._refused: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._hooks: weakref.WeakKeyDictionary[Optimizer, Any] = weakref.WeakKeyDictionary()
         self._undo = undo
+        self._by_unit = UpdatesByUnit(slot_of, label, note)
 
     def attach(self, model: LiveModel, schedule: Schedule) -> None:
-        """Follow a schedule that puts state away, if it does. Raises PlanError where the tier is none."""
+        """Follow a schedule that puts state away, or updates units by themselves. Raises PlanError where the tier is none."""
+        self._by_unit.attach(model, schedule)
         away, actions = schedule.offloaded_states, schedule.at(Point.BEFORE_OPTIMIZER)
         if not away:
             return
@@ -115,7 +118,11 @@ class StateOffload:
                 self.put_away(optimizer)  # what has been loaded already, or made with the optimizer
 
     def applies(self, optimizer: Optimizer) -> bool:
-        """Whether some of an optimizer's state is put away; one whose state must stay is named once."""
+        """Whether some of an optimizer's state is put away, or units are updated by themselves; one whose state must stay is
+        named once."""
+        return self._puts_away(optimizer) or self._by_unit.applies(optimizer)
+
+    def _puts_away(self, optimizer: Optimizer) -> bool:
         if not any(model.members(optimizer) for model in self._models):
             return False
         if is_elementwise(optimizer):
@@ -145,7 +152,7 @@ class StateOffload:
     def before_step(self, optimizer: Optimizer, then: Callable[[Swap], None]) -> None:
         """Update what goes unit by unit when the script's own hooks have run; `then` gets what the groups hold after that.
 
-        That is what is put away, and what is cast (cast_updates.py)."""
+        That is what is put away, what is cast (cast_updates.py), and what a plan has updated so (updates_by_unit.py)."""
 
         def last_hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             then(self._update(optimizer))
@@ -171,6 +178,7 @@ class StateOffload:
                     self._tell(optimizer, number, step, time.perf_counter() - start_s)
                 updated |= {id(parameter) for unit in members.values() for parameter in unit}
         updated |= update_cast_units(optimizer, self._slot_of, self._label, updated)
+        updated |= self._by_unit.update(optimizer, updated)
         _order_as_without_us(optimizer)
         rest = {id(parameter) for parameter in parameters_of(optimizer)} - updated
         return Swap(optimizer, self._slot_of, only=rest, label=self._label)
@@ -239,7 +247,7 @@ class StateOffload:
 
     def put_away(self, optimizer: Optimizer) -> None:
         """Put away what stands in memory."""
-        if not self.applies(optimizer):
+        if not self._puts_away(optimizer):
             return
         for number, model in enumerate(self._models):
             members = model.members(optimizer)
@@ -253,8 +261,9 @@ class StateOffload:
         """The engine is taken off: all state is in memory again. What cannot be read stays late, and fails when read."""
         self.settle()
         lost: OSError | None = None
-        for optimizer in list(self._kept):
+        for optimizer in list(self._hooks):
             self.after_step(optimizer)
+        for optimizer in list(self._kept):
             for state in optimizer.state.values():
                 for key, value in state.items() if isinstance(state, dict) else ():
                     if type(value) is LateTensor:
@@ -267,6 +276,7 @@ class StateOffload:
             self._note("warning", text)
         self._kept.clear()
         self._models.clear()
+        self._by_unit.clear()
 
     def _patch(self, is_delayed: bool) -> None:
         if is_delayed:
