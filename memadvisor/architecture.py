@@ -117,7 +117,7 @@ class Architecture:
     """One transformer. `gated_mlp`: three matrices (SwiGLU) in place of two. `positions`: rows of a learned table of
     positions, 0 for none. `norm_vectors`: parameters of a norm, in units of `hidden` (1 RMSNorm, 2 LayerNorm).
     `causal` is False for encoders. `biases`: all linear layers of a block have them; `qkv_biases`, `output_bias`,
-    `mlp_biases`: those alone. `qk_norm`: parameters of a layer's norms over queries and keys. `attention_sinks`: each head
+    `mlp_biases`: those alone (of latent attention the first products do). `qk_norm`: parameters of a layer's norms over queries and keys. `attention_sinks`: each head
     has a number that takes part in its softmax. `embedding_norm`: a norm over the embedded tokens. `head_bias`: the output
     projection has one. `code`: how Hugging Face's class of it is written, None where it is as most with such norms are.
 
@@ -193,7 +193,9 @@ class Architecture:
                 queries = self.hidden * latent.q_rank + latent.q_rank + latent.q_rank * query_columns
             keys = self.hidden * (latent.kv_rank + latent.rope_head_dim) + latent.kv_rank
             expanded = latent.kv_rank * self.n_heads * (latent.nope_head_dim + latent.value_head_dim)
-            return queries + keys + expanded + self.n_heads * latent.value_head_dim * self.hidden
+            down = (latent.q_rank or 0) + latent.kv_rank + latent.rope_head_dim
+            biases = down * self.qkv_biases + self.hidden * self.output_bias
+            return queries + keys + expanded + biases + self.n_heads * latent.value_head_dim * self.hidden
         queries_columns = self.n_heads * self.head_dim
         columns = queries_columns * (2 if self.attention_gate else 1) + 2 * self.n_kv_heads * self.head_dim
         biases = columns if self.biases or self.qkv_biases else 0

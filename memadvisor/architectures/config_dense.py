@@ -22,6 +22,10 @@ def _wide(config: Config) -> Config:
     return {"head_dim": _WIDE_HEAD, **config}
 
 
+def _cwm(config: Config, name: str) -> Architecture:
+    return dataclasses.replace(_ministral3(config, name), mlp_biases=bool(config.get("mlp_bias", False)))
+
+
 def _ministral3(config: Config, name: str) -> Architecture:
     return _mistral(_wide(config), name)
 
@@ -56,7 +60,7 @@ def qwen3(config: Config, name: str) -> Architecture:
 
 
 def _gemma(config: Config, name: str) -> Architecture:
-    return base(config, name, gated=True, tied=True)
+    return llama({**config, "mlp_bias": False}, name, tied=True)
 
 
 def _gemma2(config: Config, name: str) -> Architecture:
@@ -66,6 +70,15 @@ def _gemma2(config: Config, name: str) -> Architecture:
 def _gemma3(config: Config, name: str) -> Architecture:
     found = _gemma2(config, name)
     return dataclasses.replace(found, qk_norm=2 * found.head_dim)
+
+
+def _granite_swa(config: Config, name: str) -> Architecture:
+    return dataclasses.replace(llama(config, name, tied=True), attention_sinks=True)
+
+
+def _nanochat(config: Config, name: str) -> Architecture:
+    """Norms without weights."""
+    return dataclasses.replace(llama(config, name), gated_mlp=False, norm_vectors=0)
 
 
 def _olmo(config: Config, name: str) -> Architecture:
@@ -79,9 +92,10 @@ def olmo2(config: Config, name: str) -> Architecture:
 
 
 def _cohere(config: Config, name: str) -> Architecture:
-    if config.get("use_qk_norm"):
-        raise UsageError("norms over queries and keys (use_qk_norm) of this type are not known.")
-    return dataclasses.replace(llama(config, name), tied_embeddings=True, norms_per_layer=1)
+    found = llama(config, name, tied=True)
+    columns = (found.n_heads + found.n_kv_heads) * found.head_dim
+    qk_norm = columns if config.get("use_qk_norm") else 0
+    return dataclasses.replace(found, qk_norm=qk_norm, norms_per_layer=1)
 
 
 def _stablelm(config: Config, name: str) -> Architecture:
@@ -142,7 +156,8 @@ def _gpt_neo(config: Config, name: str) -> Architecture:
 
 def _gpt_bigcode(config: Config, name: str) -> Architecture:
     found = _gpt2(config, name)
-    return dataclasses.replace(found, n_kv_heads=1) if config.get("multi_query", True) else found
+    kv_heads = 1 if config.get("multi_query", True) else found.n_heads
+    return dataclasses.replace(found, n_kv_heads=kv_heads)
 
 
 def _gptj(config: Config, name: str) -> Architecture:
@@ -164,7 +179,12 @@ def _opt(config: Config, name: str) -> Architecture:
         "do_layer_norm_before", True
     ):
         raise UsageError("an OPT that projects its embedding, or has its norms behind, is not known.")
-    return _biogpt(config, name)
+    return dataclasses.replace(
+        _biogpt(config, name),
+        biases=bool(config.get("enable_bias", True)),
+        norm_vectors=2 if config.get("layer_norm_elementwise_affine", True) else 0,
+        final_norm=not config.get("_remove_final_layer_norm", False),
+    )
 
 
 def _biogpt(config: Config, name: str) -> Architecture:
@@ -220,8 +240,9 @@ DENSE_READERS: dict[str, Callable[[Config, str], Architecture]] = {
     "codegen": _gptj,
     "cohere": _cohere,
     "cohere2": _cohere,
-    "cwm": _mistral,
+    "cwm": _cwm,
     "ernie4_5": _ernie,
+    "exaone": llama,
     "exaone4": qwen3,
     "falcon": _falcon,
     "gemma": _gemma,
@@ -235,14 +256,19 @@ DENSE_READERS: dict[str, Callable[[Config, str], Architecture]] = {
     "gpt_neox": _gpt_neox,
     "gptj": _gptj,
     "granite": llama,
+    "granite_swa": _granite_swa,
+    "helium": llama,
     "hunyuan_v1_dense": qwen3,
     "hyperclovax": _hyperclovax,
+    "internlm3": llama,
+    "iquestcoder": llama,
     "jais2": _jais2,
     "llama": llama,
     "ministral": _mistral,
     "ministral3": _ministral3,
     "mistral": _mistral,
     "mpt": _mpt,
+    "nanochat": _nanochat,
     "nemotron": _nemotron,
     "olmo": _olmo,
     "olmo2": olmo2,
@@ -258,4 +284,5 @@ DENSE_READERS: dict[str, Callable[[Config, str], Architecture]] = {
     "smollm3": _smollm3,
     "stablelm": _stablelm,
     "starcoder2": _starcoder2,
+    "vaultgemma": _gemma,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from memadvisor.architecture import Architecture, Experts, LatentAttention
+from memadvisor.architecture import Architecture, Experts
 from memadvisor.architectures.config_dense import olmo2, qwen2, qwen3
 from memadvisor.architectures.config_shapes import base, llama
 from memadvisor.architectures.config_values import Config, layer_numbers, whole
@@ -110,7 +110,7 @@ def qwen_experts(config: Config, n_layers: int, shared_ffn: int) -> Experts | No
 
 def _qwen2_moe(config: Config, name: str) -> Architecture:
     shared = whole(config, "shared_expert_intermediate_size", default=0, least=0)
-    found = qwen2(config, name)
+    found = dataclasses.replace(qwen2(config, name), qkv_biases=bool(config.get("qkv_bias", True)))
     return dataclasses.replace(found, experts=qwen_experts(config, found.n_layers, shared))
 
 
@@ -119,59 +119,86 @@ def _qwen3_moe(config: Config, name: str) -> Architecture:
     return dataclasses.replace(found, experts=qwen_experts(config, found.n_layers, 0))
 
 
-def _deepseek_experts(config: Config, shared: int = 0) -> Experts:
-    """Dense layers first, and shared experts (`shared`, where the config does not say) beside the others."""
+def deepseek_experts(config: Config, shared: int = 0) -> Experts | None:
+    """Dense layers first, and shared experts (`shared`, where the config does not say) beside the others. A list of what each
+    layer has (mlp_layer_types) goes before the number of dense ones."""
     if config.get("moe_layer_freq", 1) != 1:
         raise UsageError(
             f"experts in each layer of a number that {config['moe_layer_freq']!r} divides (moe_layer_freq) are not known.",
             hint="it is 1.",
         )
     expert_ffn = whole(config, "moe_intermediate_size")
-    return Experts(
+    found = Experts(
         num_experts=whole(config, "n_routed_experts", "num_local_experts", "num_experts"),
         experts_per_token=whole(config, "num_experts_per_tok"),
         expert_ffn=expert_ffn,
-        shared_ffn=expert_ffn * whole(config, "n_shared_experts", default=shared, least=0),
+        shared_ffn=expert_ffn
+        * whole(config, "n_shared_experts", "num_shared_experts", default=shared, least=0),
         first_dense=whole(config, "first_k_dense_replace", default=0, least=0),
         groups=whole(config, "n_group", default=1),
         groups_per_token=whole(config, "topk_group", default=1),
     )
-
-
-def _deepseek(config: Config, name: str) -> Architecture:
-    rope, nope = whole(config, "qk_rope_head_dim"), whole(config, "qk_nope_head_dim")
-    latent = LatentAttention(
-        kv_rank=whole(config, "kv_lora_rank"),
-        q_rank=whole(config, "q_lora_rank", default=0) or None,
-        rope_head_dim=rope,
-        nope_head_dim=nope,
-        value_head_dim=whole(config, "v_head_dim"),
-    )
-    found = base({**config, "head_dim": rope + nope}, name, gated=True, tied=False)
-    return dataclasses.replace(found, latent=latent, experts=_deepseek_experts(config))
+    kinds = config.get("mlp_layer_types")
+    if not isinstance(kinds, list):
+        return found
+    sparse = [layer for layer, kind in enumerate(kinds) if kind == "sparse"]
+    return in_layers(found, sparse, len(kinds), "mlp_layer_types")
 
 
 def _glm4_moe(config: Config, name: str) -> Architecture:
-    first_dense = {"first_k_dense_replace": 1, "head_dim": 128, **config}
+    """A head's width, where the config does not say, is the stream's over the number of heads, rounded down."""
+    first_dense = {"first_k_dense_replace": 1, **config}
+    if first_dense.get("head_dim") is None:
+        first_dense["head_dim"] = whole(config, "hidden_size") // whole(config, "num_attention_heads")
     found = base(first_dense, name, gated=True, tied=False)
     return dataclasses.replace(
         found,
         qkv_biases=bool(config.get("attention_bias", False)),
         qk_norm=2 * found.head_dim if config.get("use_qk_norm", False) else 0,
-        experts=_deepseek_experts(first_dense, shared=1),
+        experts=deepseek_experts(first_dense, shared=1),
     )
 
 
 def _solar_open(config: Config, name: str) -> Architecture:
     found = _mixtral({"head_dim": 128, "num_experts": config.get("n_routed_experts"), **config}, name)
-    return dataclasses.replace(found, experts=_deepseek_experts(config, shared=1))
+    biased = bool(config.get("attention_bias", False))
+    return dataclasses.replace(found, qkv_biases=biased, experts=deepseek_experts(config, shared=1))
+
+
+def _exaone_moe(config: Config, name: str) -> Architecture:
+    first_dense = {"first_k_dense_replace": 1, **config}
+    return dataclasses.replace(qwen3(config, name), experts=deepseek_experts(first_dense, shared=1))
+
+
+def _afmoe(config: Config, name: str) -> Architecture:
+    """A gate as wide as the queries; norms before and behind attention and feed-forward."""
+    found = qwen3(config, name)
+    experts = deepseek_experts(
+        {"first_k_dense_replace": whole(config, "num_dense_layers", default=1, least=0), **config}, shared=2
+    )
+    return dataclasses.replace(
+        found,
+        norms_per_layer=4,
+        attention_gate=True,
+        experts=experts and dataclasses.replace(experts, router_bias=True),
+    )
+
+
+def _mellum(config: Config, name: str) -> Architecture:
+    return dataclasses.replace(qwen3(config, name), experts=deepseek_experts(config))
+
+
+def _granite_swa(config: Config, name: str) -> Architecture:
+    return dataclasses.replace(_granite(config, name), attention_sinks=True)
 
 
 def _dots1(config: Config, name: str) -> Architecture:
-    return dataclasses.replace(qwen3(config, name), experts=_deepseek_experts(config))
+    return dataclasses.replace(qwen3(config, name), experts=deepseek_experts(config))
 
 
 def _ernie_moe(config: Config, name: str) -> Architecture:
+    if config.get("use_bias"):
+        raise UsageError("experts beside products with biases (use_bias) are not known.")
     found = base(config, name, gated=True, tied=True)
     every = whole(config, "moe_layer_interval", default=1)
     start = whole(config, "moe_layer_start_index", default=1, least=0)
@@ -187,11 +214,7 @@ def _ernie_moe(config: Config, name: str) -> Architecture:
         router_bias=True,
     )
     keys = "moe_layer_interval, moe_layer_start_index, moe_layer_end_index"
-    return dataclasses.replace(
-        found,
-        biases=bool(config.get("use_bias", False)),
-        experts=in_layers(experts, layers, found.n_layers, keys),
-    )
+    return dataclasses.replace(found, experts=in_layers(experts, layers, found.n_layers, keys))
 
 
 def _llama4(config: Config, name: str) -> Architecture:
@@ -207,17 +230,20 @@ def _llama4(config: Config, name: str) -> Architecture:
 
 
 EXPERT_READERS: dict[str, Callable[[Config, str], Architecture]] = {
-    "deepseek_v2": _deepseek,
-    "deepseek_v3": _deepseek,
+    "afmoe": _afmoe,
     "dots1": _dots1,
     "ernie4_5_moe": _ernie_moe,
+    "exaone_moe": _exaone_moe,
     "flex_olmo": _olmoe,
     "glm4_moe": _glm4_moe,
     "gpt_oss": _gpt_oss,
     "granitemoe": _granite,
     "granitemoeshared": _granite,
+    "granitemoe_swa": _granite_swa,
     "hunyuan_v1_moe": _hunyuan,
+    "hy_v3": _exaone_moe,
     "llama4_text": _llama4,
+    "mellum": _mellum,
     "minimax_m2": _minimax_m2,
     "mixtral": _mixtral,
     "olmoe": _olmoe,

@@ -199,6 +199,7 @@ def _nemotron_h(config: Config, name: str) -> Architecture:
     biased = bool(config.get("use_bias", False))
     return dataclasses.replace(
         found,
+        tied_embeddings=False,
         gated_mlp=False,
         qkv_biases=False,
         output_bias=False,
@@ -211,6 +212,8 @@ def _nemotron_h(config: Config, name: str) -> Architecture:
 def _mamba_mixer(config: Config, hidden: int, prefix: str, *, has_norms: bool = False) -> Recurrence:
     """`prefix`: of its keys, where it is a part of another model."""
     inner = whole(config, f"{prefix}expand", default=2) * hidden
+    if not prefix:  # a model of nothing else
+        inner = whole(config, "intermediate_size", default=inner)
     state = whole(config, "state_size", "mamba_d_state", default=16)
     given = config.get("time_step_rank", config.get("mamba_dt_rank", "auto"))
     rank = -(-hidden // 16) if given in ("auto", None) else whole({"rank": given}, "rank")

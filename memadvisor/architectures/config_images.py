@@ -34,7 +34,11 @@ TEXT_DEFAULTS: dict[str, Config] = {
     "qwen2": {**_LLAMA, "intermediate_size": 22016, "vocab_size": 151936},
     "qwen3": {**_LLAMA, "num_key_value_heads": 32, "head_dim": 128, "intermediate_size": 22016, "vocab_size": 151936},
 }  # fmt: skip
-_PARTS = {"vision_config": "the vision tower", "audio_config": "the audio tower"}
+_PARTS = {
+    "vision_config": "the vision tower",
+    "audio_config": "the audio tower",
+    "qformer_config": "the Q-Former",
+}
 
 
 def text_of(config: Config) -> Config:
@@ -52,10 +56,21 @@ def with_images(config: Config, found: Architecture) -> Architecture:
     """The language model with the tower before it, where its kind is known; else with what is left out."""
     kind, vision = config.get("model_type"), config.get("vision_config")
     reader = _TOWERS.get(kind) if isinstance(kind, str) else None
-    left_out = [words for key, words in _PARTS.items() if isinstance(config.get(key), Mapping)]
+    left_out = _left_out(config)
     if reader is None or not isinstance(vision, Mapping):
         return dataclasses.replace(found, left_out=" and ".join(left_out))
     return dataclasses.replace(found, tower=reader(config, vision, found))
+
+
+def _left_out(config: Config) -> list[str]:
+    """Other models that this one has inside, in words; a part is a model where its own config names its type."""
+    found = [words for key, words in _PARTS.items() if isinstance(config.get(key), Mapping)]
+    others = (key for key in config if key.endswith("_config") and key not in _PARTS and key != "text_config")
+    for key in sorted(others):
+        inner = config[key]
+        if isinstance(inner, Mapping) and inner.get("model_type"):
+            found.append(f"what {key} describes")
+    return [*found, "the patches' projection"] if config.get("model_type") == "fuyu" else found
 
 
 def _stack(

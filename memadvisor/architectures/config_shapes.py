@@ -36,7 +36,7 @@ def base(config: Config, name: str, *, gated: bool, tied: bool) -> Architecture:
         n_heads=n_heads,
         n_kv_heads=whole(config, "num_key_value_heads", default=n_heads),
         head_dim=head_dim,
-        ffn=whole(config, "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden),
+        ffn=whole(config, "n_inner", "ffn_dim", "intermediate_size", default=4 * hidden),
         vocab=vocab,
         tied_embeddings=bool(config.get("tie_word_embeddings", tied)),
         gated_mlp=gated,

@@ -135,6 +135,10 @@ def read_t5(config: Config, name: str) -> Architecture:
 def read_bart(config: Config, name: str) -> Architecture:
     """BART, mBART, Blenderbot. Raises UsageError where encoder and decoder are not as wide as each other."""
     kind = str(config.get("model_type"))
+    if config.get("tie_word_embeddings") is False:
+        raise UsageError(
+            f"tables of tokens of {name!r} that are not one (tie_word_embeddings) are not known."
+        )
     heads, ffn = (_alike(config, name, key) for key in ("attention_heads", "ffn_dim"))
     hidden = whole(config, "d_model", "hidden_size")
     if hidden % heads:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 from memadvisor.architecture import Architecture
+from memadvisor.architectures.config_defaults import with_defaults
 from memadvisor.architectures.config_dense import DENSE_READERS
 from memadvisor.architectures.config_encoders import ENCODER_READERS
 from memadvisor.architectures.config_experts import EXPERT_READERS
 from memadvisor.architectures.config_hybrids import HYBRID_READERS
 from memadvisor.architectures.config_images import text_of, with_images
+from memadvisor.architectures.config_latent import LATENT_READERS
 from memadvisor.architectures.config_values import Config
 from memadvisor.architectures.config_windows import with_windows
 from memadvisor.architectures.encoder_decoders import ENCODER_DECODER_READERS
@@ -19,6 +21,7 @@ from memadvisor.errors import UsageError
 _READERS = {
     **DENSE_READERS,
     **EXPERT_READERS,
+    **LATENT_READERS,
     **HYBRID_READERS,
     **ENCODER_READERS,
     **ENCODER_DECODER_READERS,
@@ -57,6 +60,6 @@ def _language_model(config: Config, name: str) -> Architecture:
             f"model_type {given!r} of {name!r} is not known.",
             hint=f"known are {', '.join(sorted({*_READERS, *_ALIKE}))}; or write a TOML file of the shapes (docs/estimate.md).",
         )
-    config = {**config, "model_type": kind}
+    config = {**with_defaults(str(kind), config), "model_type": kind}
     found = with_windows(config, reader(config, name))
     return dataclasses.replace(found, code=found.code or code_of(config, found))

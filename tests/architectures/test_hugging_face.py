@@ -48,6 +48,8 @@ def test_parameters_are_those_of_the_model(kind, more):
         auto = transformers.AutoModelForSeq2SeqLM
     elif kind in ENCODER_READERS:
         auto = transformers.AutoModelForMaskedLM
+    elif kind == "mistral4":
+        auto = transformers.AutoModelForImageTextToText
     with torch.device("meta"):
         model = auto.from_config(config)
     model.tie_weights()
@@ -94,11 +96,13 @@ def test_a_tower_that_is_not_known_is_said_to_be_left_out():
         "text_config": {"model_type": "llama", **TINY},
         "vision_config": {},
         "audio_config": {},
+        "speaker_config": {"model_type": "speaker"},
+        "quantization_config": {"bits": 4},
     }
     found = architecture_from_config(config, "x")
 
     assert found.tower is None
-    assert found.left_out == "the vision tower and the audio tower"
+    assert found.left_out == "the vision tower and the audio tower and what speaker_config describes"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,54 @@
+"""Decoders with latent attention out of a Hugging Face config.json (DeepSeek-V2, arXiv:2405.04434, section 2.1)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from memadvisor.architecture import Architecture, LatentAttention
+from memadvisor.architectures.config_experts import deepseek_experts
+from memadvisor.architectures.config_shapes import base
+from memadvisor.architectures.config_values import Config, whole
+from memadvisor.errors import UsageError
+
+
+def latent_dense(config: Config, name: str, *, tied: bool = False) -> Architecture:
+    """Without experts."""
+    rope, nope = whole(config, "qk_rope_head_dim"), whole(config, "qk_nope_head_dim")
+    latent = LatentAttention(
+        kv_rank=whole(config, "kv_lora_rank"),
+        q_rank=whole(config, "q_lora_rank", default=0) or None,
+        rope_head_dim=rope,
+        nope_head_dim=nope,
+        value_head_dim=whole(config, "v_head_dim"),
+    )
+    if config.get("mlp_bias"):
+        raise UsageError("biases of feed-forward blocks (mlp_bias) beside latent attention are not known.")
+    found = base({**config, "head_dim": rope + nope}, name, gated=True, tied=tied)
+    biased = bool(config.get("attention_bias", False))
+    return dataclasses.replace(found, latent=latent, qkv_biases=biased, output_bias=biased)
+
+
+def _tied(config: Config, name: str) -> Architecture:
+    return latent_dense(config, name, tied=True)
+
+
+def _deepseek(config: Config, name: str) -> Architecture:
+    return dataclasses.replace(latent_dense(config, name), experts=deepseek_experts(config))
+
+
+def _one_dense(config: Config, name: str) -> Architecture:
+    """The first layer is dense, and one shared expert beside the others, where the config does not say."""
+    experts = deepseek_experts({"first_k_dense_replace": 1, **config}, shared=1)
+    return dataclasses.replace(latent_dense(config, name), experts=experts)
+
+
+LATENT_READERS: dict[str, Callable[[Config, str], Architecture]] = {
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
+    "glm4_moe_lite": _one_dense,
+    "minicpm3": _tied,
+    "mistral4": _deepseek,
+    "sarvam_mla": _deepseek,
+    "youtu": _tied,
+}

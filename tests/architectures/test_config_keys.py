@@ -1,0 +1,65 @@
+"""Keys of a config.json that change how many parameters there are, each as transformers 5.24 builds the model from it."""
+
+import pytest
+
+from memadvisor.architectures.hugging_face import architecture_from_config
+from memadvisor.errors import UsageError
+from tests.architectures.small_configs import MORE, TINY
+
+COUNTED = [
+    ("cohere", {"use_qk_norm": True, "tie_word_embeddings": False}, 126592),
+    ("cwm", {"mlp_bias": True}, 373024),
+    ("gemma", {"attention_bias": True}, 117808),
+    ("gpt_bigcode", {"multi_query": False}, 102544),
+    ("opt", {"enable_bias": False, "layer_norm_elementwise_affine": False}, 100480),
+    ("qwen2_moe", {"qkv_bias": False}, 128896),
+    ("deepseek_v3", {"attention_bias": True}, 115848),
+    ("solar_open", {"attention_bias": True}, 129136),
+    ("mamba", {"intermediate_size": 80}, 67600),
+    ("glm4_moe", {"head_dim": None}, 111936),
+    ("glm4_moe_lite", {"mlp_layer_types": ["dense", "dense", "sparse"]}, 113720),
+    ("afmoe", {}, 155096),
+    ("exaone_moe", {}, 117792),
+    ("granite_swa", {}, 107980),
+    ("hy_v3", {}, 127056),
+    ("mellum", {}, 115024),
+    ("minicpm3", {}, 105784),
+    ("nanochat", {}, 92160),
+    ("vaultgemma", {}, 117184),
+    ("youtu", {}, 105784),
+]
+
+
+@pytest.mark.parametrize(("kind", "more", "parameters"), COUNTED)
+def test_parameters_follow_each_key(kind, more, parameters):
+    config = {**TINY, **MORE.get(kind, {}), **more, "model_type": kind}
+    found = architecture_from_config({key: value for key, value in config.items() if value is not None}, "x")
+
+    assert found.num_parameters() == parameters
+
+
+@pytest.mark.parametrize(
+    ("kind", "heads", "fields", "expected"),
+    [
+        ("gemma2", 8, {}, (256, 4)),
+        ("mistral", 32, {}, (2, 8)),
+        ("mistral", 4, {}, (16, 4)),
+        ("qwen3", 8, {"num_key_value_heads": 2, "head_dim": 24}, (24, 2)),
+    ],
+)
+def test_what_a_file_leaves_out_is_what_the_class_takes(kind, heads, fields, expected):
+    """Width of a head, and heads of keys and values where they divide the heads: a file by hand may say neither."""
+    found = architecture_from_config(
+        {**TINY, "num_attention_heads": heads, **fields, "model_type": kind}, "x"
+    )
+
+    assert (found.head_dim, found.n_kv_heads) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [("bart", {"tie_word_embeddings": False}), ("ernie4_5_moe", {"use_bias": True}), ("deepseek_v2", {"mlp_bias": True})],
+)  # fmt: skip
+def test_what_would_be_counted_wrongly_is_refused(kind, more):
+    with pytest.raises(UsageError, match="not known"):
+        architecture_from_config({**TINY, **MORE[kind], **more, "model_type": kind}, "x")
