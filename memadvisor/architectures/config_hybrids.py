@@ -49,6 +49,11 @@ def _listed(config: Config, n_layers: int) -> Sequence[Any] | None:
     return found
 
 
+def layer_pattern(config: Config, usual: Sequence[str], n_layers: int) -> str:
+    """Of layers that have a feed-forward block each, as they are listed, or else as is usual."""
+    return _pattern(_listed(config, n_layers) or usual, _WITH_BLOCK, n_layers)
+
+
 def _delta_net(config: Config, heads: int, key_dim: int, value_dim: int) -> Recurrence:
     """The last three: where the config does not say."""
     value_head = whole(config, "linear_value_head_dim", default=value_dim)
@@ -319,6 +324,19 @@ def _lfm2(config: Config, name: str) -> Architecture:
     )
 
 
+def _lfm2_moe(config: Config, name: str) -> Architecture:
+    """Experts behind the dense layers, whose blocks are as wide as the config says."""
+    found = _lfm2({**config, "block_auto_adjust_ff_dim": False}, name)
+    dense = whole(config, "num_dense_layers", default=2, least=0)
+    experts = Experts(
+        num_experts=whole(config, "num_experts", default=32),
+        experts_per_token=whole(config, "num_experts_per_tok", default=4),
+        expert_ffn=whole(config, "moe_intermediate_size", default=1792),
+        first_dense=dense,
+    )
+    return dataclasses.replace(found, experts=experts if dense < found.n_layers else None)
+
+
 HYBRID_READERS: dict[str, Callable[[Config, str], Architecture]] = {
     "bamba": _bamba,
     "falcon_h1": _falcon_h1,
@@ -326,6 +344,7 @@ HYBRID_READERS: dict[str, Callable[[Config, str], Architecture]] = {
     "granitemoehybrid": _granite_hybrid,
     "jamba": _jamba,
     "lfm2": _lfm2,
+    "lfm2_moe": _lfm2_moe,
     "mamba": _mamba,
     "mamba2": _mamba2,
     "nemotron_h": _nemotron_h,

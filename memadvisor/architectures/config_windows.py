@@ -10,16 +10,20 @@ from memadvisor.architectures.config_values import Config, whole
 # Of types whose class has windows where the config says nothing of layers: the window, and each so-many-th layer that sees
 # all (0: none), as its configuration class has them by default (transformers 5.x).
 _USUAL = {
+    "afmoe": (1024, 4),
     "cohere2": (4096, 4),
     "exaone4": (4096, 4),
+    "exaone_moe": (4096, 4),
     "gemma2": (4096, 2),
     "gemma3_text": (4096, 6),
     "gpt_oss": (128, 2),
     "mistral": (4096, 0),
     "olmo3": (4096, 4),
+    "vaultgemma": (4096, 2),
 }
 # Types whose windows are there only where the config says so.
 _OTHERS = (
+    "mellum",
     "phi3",
     "starcoder2",
     "mixtral",

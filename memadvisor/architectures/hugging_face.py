@@ -12,6 +12,7 @@ from memadvisor.architectures.config_experts import EXPERT_READERS
 from memadvisor.architectures.config_hybrids import HYBRID_READERS
 from memadvisor.architectures.config_images import text_of, with_images
 from memadvisor.architectures.config_latent import LATENT_READERS
+from memadvisor.architectures.config_linear import LINEAR_READERS
 from memadvisor.architectures.config_values import Config
 from memadvisor.architectures.config_windows import with_windows
 from memadvisor.architectures.encoder_decoders import ENCODER_DECODER_READERS
@@ -22,6 +23,7 @@ _READERS = {
     **DENSE_READERS,
     **EXPERT_READERS,
     **LATENT_READERS,
+    **LINEAR_READERS,
     **HYBRID_READERS,
     **ENCODER_READERS,
     **ENCODER_DECODER_READERS,
@@ -32,6 +34,8 @@ _ALIKE = {
     "glm4v_moe_text": "glm4_moe",
     "internlm2": "llama",
     "kimi_k2": "deepseek_v3",
+    "minimax_m1": "minimax",
+    "minimax_text_01": "minimax",
     "qwen2_5_vl": "qwen2",
     "qwen2_5_vl_text": "qwen2",
     "qwen2_vl": "qwen2",

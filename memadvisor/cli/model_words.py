@@ -62,6 +62,8 @@ def _layer_words(model: Architecture) -> list[str]:
 
 _RECURRENCES = {
     "gated_delta_net": "gated delta net",
+    "kimi_delta": "Kimi delta attention",
+    "lightning": "lightning attention",
     "mamba2": "Mamba 2",
     "mamba": "Mamba",
     "short_convolution": "short convolution",

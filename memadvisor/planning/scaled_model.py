@@ -87,7 +87,12 @@ def _scaled_recurrence(mixer: Recurrence, width: _Width) -> Recurrence:
     head_dim = width(mixer.head_dim)
     if mixer.kind == "mamba2":
         return replace(mixer, head_dim=head_dim, norm=mixer.n_heads * head_dim if mixer.norm else 0)
-    return replace(mixer, head_dim=head_dim, state_dim=width(mixer.state_dim), norm=head_dim)
+    if mixer.kind == "lightning":
+        return replace(mixer, head_dim=head_dim, state_dim=head_dim, norm=mixer.n_heads * head_dim)
+    step_rank = width(mixer.step_rank) if mixer.step_rank else 0
+    return replace(
+        mixer, head_dim=head_dim, state_dim=width(mixer.state_dim), norm=head_dim, step_rank=step_rank
+    )
 
 
 def _scaled_pattern(model: Architecture, n_layers: int) -> str:

@@ -87,6 +87,17 @@ MORE = {
     "hy_v3": {**WIDE_HEADS, "num_experts": 4, **SPARSE},
     "internlm3": WIDE_HEADS,
     "iquestcoder": WIDE_HEADS,
+    "kimi_linear": {
+        **LATENT,
+        "q_lora_rank": 24,
+        "num_experts": 4,
+        "num_experts_per_token": 2,
+        "linear_num_heads": 4,
+        "linear_head_dim": 8,
+        "num_hidden_layers": 6,
+    },
+    "lfm2_moe": {**GROUPED, "num_experts": 4, "layer_types": ["conv", "full_attention", "conv"], **SPARSE},
+    "minimax": {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2},
     "mellum": {**WIDE_HEADS, "num_local_experts": 4, **SPARSE},
     "minicpm3": {**LATENT, "q_lora_rank": 24},
     "mistral4": {**LATENT, "q_lora_rank": 24},
@@ -229,6 +240,19 @@ VARIANTS = [
     ("glm4_moe", {"head_dim": None, "num_attention_heads": 3}),
     ("glm4_moe_lite", {"mlp_layer_types": ["dense", "dense", "sparse"]}),
     ("granite_swa", {"attention_bias": True}),
+    (
+        "kimi_linear",
+        {
+            "linear_attn_config": {
+                "kda_layers": [1, 2, 4, 5],
+                "full_attn_layers": [3, 6],
+                "head_dim": 12,
+                "num_heads": 2,
+                "short_conv_kernel_size": 3,
+            }
+        },
+    ),
+    ("minimax", {"head_dim": 24, "layer_types": ["linear_attention", "linear_attention", "full_attention"]}),
 ]
 
 

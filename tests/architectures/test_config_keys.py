@@ -27,6 +27,22 @@ COUNTED = [
     ("nanochat", {}, 92160),
     ("vaultgemma", {}, 117184),
     ("youtu", {}, 105784),
+    ("kimi_linear", {}, 214724),
+    (
+        "kimi_linear",
+        {
+            "linear_attn_config": {
+                "kda_layers": [1, 2, 4, 5],
+                "full_attn_layers": [3, 6],
+                "head_dim": 12,
+                "num_heads": 2,
+                "short_conv_kernel_size": 3,
+            }
+        },
+        208776,
+    ),
+    ("minimax", {}, 316672),
+    ("lfm2_moe", {}, 113760),
 ]
 
 
@@ -63,3 +79,17 @@ def test_what_a_file_leaves_out_is_what_the_class_takes(kind, heads, fields, exp
 def test_what_would_be_counted_wrongly_is_refused(kind, more):
     with pytest.raises(UsageError, match="not known"):
         architecture_from_config({**TINY, **MORE[kind], **more, "model_type": kind}, "x")
+
+
+def test_minimax_has_as_many_parameters_as_it_states():
+    """MiniMax-Text-01 (arXiv:2501.08313): 456 billion, of which a token meets 45.9 behind the embedding and before the head; each eighth layer attends."""
+    config = {
+        "model_type": "minimax_text_01", "hidden_size": 6144, "num_hidden_layers": 80, "num_attention_heads": 64, "head_dim": 128,
+        "num_key_value_heads": 8, "intermediate_size": 9216, "num_local_experts": 32, "num_experts_per_tok": 2, "vocab_size": 200064,
+        "attn_type_list": [0, 0, 0, 0, 0, 0, 0, 1] * 10,
+    }  # fmt: skip
+    found = architecture_from_config(config, "x")
+
+    assert found.num_parameters() == pytest.approx(456e9, rel=2e-3)
+    assert found.active_parameters() - 2 * 200064 * 6144 == pytest.approx(45.9e9, rel=2e-3)
+    assert found.layer_pattern == "rrrrrrra"

@@ -28,6 +28,12 @@ SLIDING, FULL = "sliding_attention", "full_attention"
         ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True}, 4096, 0),
         ({"model_type": "llama", "sliding_window": 4096}, 0, 0),
         ({"model_type": "olmo3", "layer_types": [SLIDING, SLIDING, SLIDING, FULL] * 2}, 4096, 4),
+        ({"model_type": "vaultgemma"}, 4096, 2),
+        (
+            {"model_type": "afmoe", "num_experts": 4, "moe_intermediate_size": 64, "num_experts_per_tok": 2},
+            1024,
+            4,
+        ),
         # Where they recur otherwise than from the first layer on, all are taken to see all.
         ({"model_type": "olmo3", "layer_types": [SLIDING] * 5 + [FULL] * 3}, 0, 0),
         ({"model_type": "olmo3", "layer_types": [FULL, SLIDING] * 4}, 0, 0),

@@ -81,6 +81,11 @@ def _recurrence(hidden: int, mixer: Recurrence) -> list[Matrix]:
             ),
             Matrix(target=_MIXERS, depth=mixer.step_rank, columns=mixer.inner, reads="steps"),
         ]
+    if mixer.kind == "kimi_delta":
+        steps = [
+            Matrix(target=_MIXERS, depth=mixer.step_rank, columns=mixer.inner, reads=reads)
+            for reads in ("decay", "gate")
+        ]
     return [
         Matrix(target=_MIXERS, depth=hidden, columns=mixer.in_columns, reads="norm1"),
         *steps,

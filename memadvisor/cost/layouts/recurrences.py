@@ -7,6 +7,11 @@ the kernels that trainers call, tensor by tensor:
   gate; the backward runs convolution and states again.
 - Gated delta net: flash-linear-attention, ops/gated_delta_rule/chunk.py, chunks of 64 tokens. It saves queries and keys as they were
   normed (once for each head of values), values, steps, and the inverse of each chunk's triangle; w, u and the states run again.
+- Kimi delta attention: flash-linear-attention, ops/kda/chunk.py, chunks of 64 tokens, with the gate inside (use_gate_in_kernel). It
+  saves queries and keys as they were normed, values, the decays as they came in, and of each chunk its scores and the inverse of
+  its triangle; the rest runs again.
+- Lightning attention: its authors' kernels (lightning_attn2), blocks of 64 tokens. They save queries, keys and values as SiLU left
+  them; SiLU its input, the norm its own, and the gate both factors.
 - Short convolutions: Hugging Face's class of LFM2 (models/lfm2/modeling_lfm2.py, Lfm2ShortConv), whose gates are operators of their
   own: what comes in, the convolution's input and its result are kept, and the last product's input.
 - Mamba: mamba_ssm, ops/selective_scan_interface.py. MambaInnerFn saves what comes in and the scan's result, and runs the rest
@@ -24,7 +29,7 @@ from memadvisor.layout import TrainingStep
 from memadvisor.recurrence import Recurrence
 
 # Tokens of a chunk: of Mamba 2 as mamba_ssm has it by default, of the delta rule as its kernels are written.
-_CHUNK = {"mamba2": 256, "gated_delta_net": 64}
+_CHUNK = {"mamba2": 256, "gated_delta_net": 64, "kimi_delta": 64, "lightning": 64}
 # The scan's states that Mamba keeps, each of two numbers of 4 bytes, are so many tokens apart.
 _SCAN_TOKENS = 2048
 # A backward does what the forward did again, and twice as much.
@@ -33,6 +38,8 @@ _BACKWARD = 3.0
 # 128 for those (CUDA C++ Programming Guide, table of arithmetic throughput).
 _EXPONENTIAL_FLOPS = 16.0
 _SCAN_FLOPS = 7.0
+# Of a number of the states and a token, where it is another.
+_STATE_FLOPS = {"gated_delta_net": 8.0, "kimi_delta": 8.0, "lightning": 5.0}
 _SHORT = "short_convolution"
 # Bytes of a column that pass: each gate reads two columns and writes one, the convolution reads and writes one, and the result
 # is copied. Backward a gate reads three and writes two.
@@ -51,16 +58,19 @@ def recurrence_products(
     if mixer.kind == "mamba":
         products.append((tokens, float(mixer.step_columns), inner, 1.0))
         products.append((tokens, inner, float(mixer.step_rank), 1.0))
+    if mixer.kind == "kimi_delta":  # decay and gate
+        products.append((tokens, inner, float(mixer.step_rank), 2.0))
     return [*products, (tokens, hidden, inner, 1.0)]
 
 
 def recurrence_flops(mixer: Recurrence) -> float:
     """Of one token's forward, without products and convolution (two for each of their parameters), as Megatron Bridge
-    counts them (training/utils/flop_utils.py): 7 for each number of Mamba's states, 8 of the delta rule's."""
+    counts them (training/utils/flop_utils.py): 7 for each number of Mamba's states, 8 of the delta rule's. Lightning attention
+    has 5: a decay, what a token adds, and what it reads."""
     if mixer.kind == _SHORT:  # two gates
         return 2.0 * mixer.inner
     states = mixer.inner * mixer.state_dim
-    return (8.0 if mixer.kind == "gated_delta_net" else _SCAN_FLOPS) * states
+    return _STATE_FLOPS.get(mixer.kind, _SCAN_FLOPS) * states
 
 
 def recurrence_seconds(
@@ -93,6 +103,8 @@ def _chunk_flops(mixer: Recurrence) -> float:
         mixer.kind == "mamba2"
     ):  # scores of each group; with the values; states from values, results from states
         return 2.0 * chunk * (mixer.keys + mixer.inner) + 4.0 * states
+    if mixer.kind == "lightning":  # scores, with the values; values from states, states from values
+        return 2.0 * chunk * (keys + mixer.inner) + 4.0 * states
     # Keys with keys, w and u, queries with keys, scores with values; values from states, states from values, results from
     # states.
     return 2.0 * chunk * (3 * keys + 2 * mixer.inner) + 6.0 * states
@@ -109,6 +121,14 @@ def _moved_bytes(mixer: Recurrence) -> float:
         # passed on too.
         once = 6.0 * inner + 10.0 * mixer.keys + 16.0 * heads
         return once + 8.0 * chunk * mixer.n_key_heads + 16.0 * inner * mixer.state_dim / chunk
+    if mixer.kind == "lightning":  # queries and keys once for each half of the values; values, the result
+        return 8.0 * mixer.keys + 4.0 * inner
+    if mixer.kind == "kimi_delta":
+        # Queries and keys normed, decays summed in 4 bytes; all three read for the scores; keys and decays again for w, u and
+        # the keys that the states take; these with the states; queries and decays with the result. Scores and triangles of 2
+        # bytes twice each way.
+        once = 42.0 * mixer.keys + 12.0 * inner
+        return once + 8.0 * chunk * heads + 4.0 * inner * mixer.state_dim / chunk
     # Queries and keys are repeated for every head of values and normed, then read four and two times; values copied; w, u
     # and new values written and read, the result written; a chunk's triangle in 4 bytes and its inverse in 2, states in
     # 2.
@@ -139,6 +159,15 @@ def _kept_bytes(mixer: Recurrence) -> float:
         return (
             2.0 * (mixer.in_columns + inner) + steps + between + 8.0 * inner * mixer.state_dim / _SCAN_TOKENS
         )
+    if (
+        mixer.kind == "lightning"
+    ):  # SiLU's input and its result, the norm's input, and both factors of the gate
+        return 4.0 * mixer.convolved + 6.0 * inner
+    if mixer.kind == "kimi_delta":
+        # The convolution's input, normed queries and keys, decays, values, the result and the gate; the few columns of both;
+        # of each head what normed it, its step as it came in and in 4 bytes, and its rows of scores and inverse.
+        columns = 2.0 * mixer.convolved + 6.0 * mixer.keys + 6.0 * inner + 4.0 * mixer.step_rank
+        return columns + heads * (8.0 + 6.0 + 4.0 + 4.0 * _CHUNK[mixer.kind])
     # The convolution's input, queries and keys of each head with what normed them, values, the result and the gate; of
     # each head its steps and decays, and its row of the chunk's inverse.
     columns = 2.0 * mixer.convolved + 4.0 * heads * mixer.state_dim + 6.0 * inner

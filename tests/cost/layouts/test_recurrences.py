@@ -30,6 +30,13 @@ DELTA = Recurrence(kind="gated_delta_net", n_heads=32, head_dim=128, n_key_heads
 MAMBA2 = Recurrence(
     kind="mamba2", n_heads=128, head_dim=64, n_key_heads=8, state_dim=128, convolution_bias=True, norm=8192
 )
+# Kimi Linear 48B's, and MiniMax-Text-01's of half as many heads.
+KIMI = Recurrence(
+    kind="kimi_delta", n_heads=32, head_dim=128, n_key_heads=32, state_dim=128, norm=128, step_rank=128
+)
+LIGHTNING = Recurrence(
+    kind="lightning", n_heads=32, head_dim=128, n_key_heads=32, state_dim=128, convolution=0, norm=4096
+)
 MAMBA = Recurrence(kind="mamba", n_heads=8192, head_dim=1, state_dim=16, step_rank=256, norm=288)
 
 
@@ -67,7 +74,7 @@ def test_mamba2_keeps_what_comes_in_and_its_result():
     assert megatron == inside + 2 * 8192
 
 
-@pytest.mark.parametrize("mixer", [DELTA, MAMBA2, MAMBA])
+@pytest.mark.parametrize("mixer", [DELTA, KIMI, LIGHTNING, MAMBA2, MAMBA])
 def test_time_and_memory_grow_with_the_length_and_no_faster(mixer):
     model, machine = make_model(mixer), device_of(load_hardware("H100-SXM-80GB"), "bfloat16", FITTED)
     short, long = (make_step(seq_len=length) for length in (4096, 65536))
@@ -80,7 +87,7 @@ def test_time_and_memory_grow_with_the_length_and_no_faster(mixer):
         assert one(long) == pytest.approx(16 * one(short), rel=1e-9)
 
 
-@pytest.mark.parametrize("mixer", [DELTA, MAMBA2, MAMBA])
+@pytest.mark.parametrize("mixer", [DELTA, KIMI, LIGHTNING, MAMBA2, MAMBA])
 def test_tensor_parallel_ranks_part_the_heads(mixer):
     model, machine = make_model(mixer), device_of(load_hardware("H100-SXM-80GB"), "bfloat16", FITTED)
     whole, half = (make_step(data=2 // tensor, tensor=tensor) for tensor in (1, 2))
@@ -175,3 +182,95 @@ def test_a_short_convolution_takes_what_its_operators_move():
     forward_s, backward_s = recurrence_seconds(make_model(SHORT), make_step(), 0, device)
     assert backward_s / forward_s == pytest.approx(30 / 20)
     assert recurrence_exchange_bytes(make_model(SHORT), 4096.0, 2) == 0
+
+
+class Kernel(torch.autograd.Function):
+    """Stands for a kernel: keeps what it is told to, and gives one of it back."""
+
+    @staticmethod
+    def forward(ctx, result, *kept):
+        ctx.save_for_backward(*kept)
+        return result.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise AssertionError
+
+
+def kept_bytes(work, *weights):
+    """By autograd, each storage once, without weights."""
+    kept = {}
+
+    def pack(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = work()
+    for weight in weights:
+        kept.pop(weight.untyped_storage().data_ptr(), None)
+    assert result.requires_grad
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def test_lightning_attention_keeps_what_autograd_does():
+    """MiniMax's class around its authors' kernel, which saves queries, keys and values; the norm, in one kernel, its input."""
+    tokens, heads, width = 32, 2, 16
+    inner = heads * width
+    come_in = torch.randn(tokens, 4 * inner).bfloat16().requires_grad_().mul(1.0)
+    mixed, gate = come_in[:, : 3 * inner].clone(), come_in[:, 3 * inner :].clone()
+    out = torch.randn(48, inner).bfloat16().requires_grad_()
+
+    def work():
+        query, key, value = torch.nn.functional.silu(mixed).split(inner, dim=-1)
+        parts = [part.clone() for part in (query, key, value)]
+        scanned = Kernel.apply(parts[2], *parts)
+        normed = Kernel.apply(scanned, scanned)
+        return torch.nn.functional.linear(torch.sigmoid(gate) * normed, out)
+
+    mixer = replace(LIGHTNING, n_heads=heads, n_key_heads=heads, head_dim=width, state_dim=width)
+    model = replace(make_model(mixer), hidden=48)
+    assert kept_bytes(work, out) == recurrence_saved_bytes(model, make_step(), 0, float(tokens))
+
+
+def test_kimi_delta_attention_keeps_what_autograd_does():
+    """Its kernels save what flash-linear-attention's do; the gated norm its input, the gate, and a number of each head."""
+    tokens, heads, width = 64, 2, 16
+    inner, half = heads * width, {"dtype": torch.bfloat16}
+    mixed, decay, gate = (
+        torch.randn(tokens, n, **half).requires_grad_().mul(1.0) for n in (3 * inner, width, width)
+    )
+    steps = torch.randn(tokens, heads, **half).requires_grad_().mul(1.0)
+    decays, gates, out = (
+        torch.randn(n, m, **half).requires_grad_() for n, m in ((inner, width), (inner, width), (48, inner))
+    )
+    number = [
+        torch.zeros(tokens, heads) for _ in range(4)
+    ]  # of queries' and keys' norms, steps in 4 bytes, the norm
+    rows = [torch.zeros(tokens, heads, 64, **half) for _ in range(2)]
+
+    def work():
+        query, key, value = (part.clone() for part in Kernel.apply(mixed, mixed).split(inner, dim=-1))
+        columns = torch.nn.functional.linear(decay, decays)
+        scanned = Kernel.apply(value, query, key, value, columns, steps, *number[:3], *rows)
+        normed = Kernel.apply(scanned, scanned, torch.nn.functional.linear(gate, gates), number[3])
+        return torch.nn.functional.linear(normed, out)
+
+    mixer = replace(KIMI, n_heads=heads, n_key_heads=heads, head_dim=width, state_dim=width, step_rank=width)
+    model = replace(make_model(mixer), hidden=48)
+    assert kept_bytes(work, decays, gates, out) == recurrence_saved_bytes(
+        model, make_step(), 0, float(tokens)
+    )
+
+
+def test_flops_of_linear_attention_are_counted_by_hand():
+    """Of a token: two for each parameter of a product, and 8 or 5 of each number of the states."""
+    step = make_step(seq_len=1)
+    head = 2 * 2048 * 32000
+    kimi = 2 * (2048 * (3 * 4096 + 256 + 32) + 2 * 128 * 4096 + 4096 * 2048 + 4 * 12288) + 8 * 4096 * 128
+    lightning = 2 * (2048 * 16384 + 4096 * 2048) + 5 * 4096 * 128
+    small = {KIMI: 2 * (2 * 2048 + 4096 + 32 + 128), LIGHTNING: 2 * (2 * 2048 + 4096)}
+
+    for mixer, expected in ((KIMI, kimi), (LIGHTNING, lightning)):
+        model = replace(make_model(mixer), n_layers=1)
+        assert forward_flops(model, step) == expected + head + small[mixer]
