@@ -15,6 +15,7 @@ from benchmarks.accuracy.blind_machines import FIRST_MACHINES, MACHINES
 from benchmarks.accuracy.blind_recipes import FIRST_RECIPES, RECIPES
 from benchmarks.accuracy.blind_suites import FIRST_SUITES, SUITES
 from benchmarks.accuracy.blind_trainers import FIRST_TRAINERS, TRAINERS
+from benchmarks.accuracy.blind_two_trainers import FIRST_TWO_TRAINERS, TWO_TRAINERS
 from benchmarks.accuracy.measures import (
     GIB,
     MIB,
@@ -179,6 +180,7 @@ UNSEEN = (
     *SUITES,
     *LAYOUTS,
     *KINDS,
+    *TWO_TRAINERS,
 )
 
 
@@ -241,6 +243,7 @@ def _blind(frames: Mapping[str, pd.DataFrame]) -> list[str]:
         | FIRST_SUITES
         | FIRST_LAYOUTS
         | FIRST_KINDS
+        | FIRST_TWO_TRAINERS
     ).items():
         frame = frames[name]
         time, memory = (
