@@ -187,6 +187,26 @@ def _llava(config: Config, vision: Config, found: Architecture) -> VisionTower:
     return VisionTower(stack=stack, around=around, image_tokens=patches)
 
 
+def _llava_next(config: Config, vision: Config, found: Architecture) -> VisionTower:
+    """A vector behind each row of an image, of which there are as many parts as fit it."""
+    tower = _llava(config, vision, found)
+    return dataclasses.replace(tower, around=tower.around + found.hidden, image_tokens=None)
+
+
+def _llava_onevision(config: Config, vision: Config, found: Architecture) -> VisionTower:
+    usual = {"model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 26, "image_size": 384, "vision_use_head": False}  # fmt: skip
+    return _llava_next(config, {**usual, **vision}, found)
+
+
+def _vipllava(config: Config, vision: Config, found: Architecture) -> VisionTower:
+    """Results of several layers side by side, and a norm over them."""
+    layers = config.get("vision_feature_layers", config.get("vision_feature_layer"))
+    listed = layers if isinstance(layers, list) else [-2, -5, -8, -11, 6]
+    words = {"vision_feature_layer": listed, "multimodal_projector_bias": True}
+    tower = _llava({**config, **words}, vision, found)
+    return dataclasses.replace(tower, around=tower.around + 2 * len(listed) * tower.stack.hidden)
+
+
 def _gemma3(config: Config, vision: Config, found: Architecture) -> VisionTower:
     stack, around, patches = _clip_or_siglip({"model_type": "siglip_vision_model", **vision})
     tokens = whole(config, "mm_tokens_per_image", default=256)
@@ -203,6 +223,9 @@ def _paligemma(config: Config, vision: Config, found: Architecture) -> VisionTow
 _TOWERS: dict[str, Callable[[Config, Config, Architecture], VisionTower]] = {
     "gemma3": _gemma3,
     "llava": _llava,
+    "llava_next": _llava_next,
+    "llava_next_video": _llava_next,
+    "llava_onevision": _llava_onevision,
     "paligemma": _paligemma,
     "qwen2_5_vl": _qwen2_5_vl,
     "qwen2_vl": _qwen2_vl,
@@ -210,5 +233,6 @@ _TOWERS: dict[str, Callable[[Config, Config, Architecture], VisionTower]] = {
     "qwen3_5_moe": _qwen3_vl,
     "qwen3_vl": _qwen3_vl,
     "qwen3_vl_moe": _qwen3_vl,
+    "vipllava": _vipllava,
 }
 TOWERS = tuple(_TOWERS)

@@ -36,10 +36,13 @@ _ALIKE = {
     "kimi_k2": "deepseek_v3",
     "minimax_m1": "minimax",
     "minimax_text_01": "minimax",
+    "phi4_multimodal": "phi3",
+    "qwen2_5_omni_text": "qwen2",
     "qwen2_5_vl": "qwen2",
     "qwen2_5_vl_text": "qwen2",
     "qwen2_vl": "qwen2",
     "qwen2_vl_text": "qwen2",
+    "qwen3_omni_moe_text": "qwen3_moe",
     "qwen3_vl_moe_text": "qwen3_moe",
     "qwen3_vl_text": "qwen3",
 }

@@ -282,6 +282,18 @@ IMAGES = {
         "text_config": {"model_type": "llama", **TINY},
         "vision_config": {"model_type": "clip_vision_model", **VIT},
     },
+    **{
+        kind: {
+            "text_config": {"model_type": "qwen2", **TINY},
+            "vision_config": {"model_type": "siglip_vision_model", **VIT, "vision_use_head": False},
+        }
+        for kind in ("llava_next", "llava_next_video", "llava_onevision")
+    },
+    "vipllava": {
+        "text_config": {"model_type": "llama", **TINY},
+        "vision_config": {"model_type": "clip_vision_model", **VIT},
+        "vision_feature_layers": [-2, -1, 0],
+    },
     "paligemma": {
         "text_config": {"model_type": "gemma", **TINY, **WIDE_HEADS},
         "vision_config": {"model_type": "siglip_vision_model", **VIT},

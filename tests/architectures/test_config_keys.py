@@ -4,7 +4,7 @@ import pytest
 
 from memadvisor.architectures.hugging_face import architecture_from_config
 from memadvisor.errors import UsageError
-from tests.architectures.small_configs import MORE, TINY
+from tests.architectures.small_configs import MORE, TINY, VIT
 
 COUNTED = [
     ("cohere", {"use_qk_norm": True, "tie_word_embeddings": False}, 126592),
@@ -93,3 +93,25 @@ def test_minimax_has_as_many_parameters_as_it_states():
     assert found.num_parameters() == pytest.approx(456e9, rel=2e-3)
     assert found.active_parameters() - 2 * 200064 * 6144 == pytest.approx(45.9e9, rel=2e-3)
     assert found.layer_pattern == "rrrrrrra"
+
+
+@pytest.mark.parametrize(
+    ("kind", "vision", "more", "around"),
+    [
+        ("llava", "clip", {}, 8512),
+        ("llava_next", "clip", {}, 8576),
+        ("vipllava", "clip", {"vision_feature_layers": [-2, -1, 0]}, 12800),
+    ],
+)
+def test_what_leads_into_the_language_model_is_counted(kind, vision, more, around):
+    """Patches of 48 x 32, a token and 16 patches' positions, two norms; two products: 32 columns (of three layers 96, under a
+    norm) to 64 to 64; a vector behind a row of LLaVA-NeXT's."""
+    config = {
+        "model_type": kind,
+        "text_config": {"model_type": "llama", **TINY},
+        "vision_config": {"model_type": f"{vision}_vision_model", **VIT},
+        **more,
+    }
+    found = architecture_from_config(config, "x")
+
+    assert found.tower is not None and found.tower.around == around
