@@ -42,6 +42,9 @@ COUNTED = [
         208776,
     ),
     ("minimax", {}, 316672),
+    # Without the head's own layer.
+    ("modernbert", {}, 120352),
+    ("eurobert", {}, 126400),
     ("lfm2_moe", {}, 113760),
 ]
 

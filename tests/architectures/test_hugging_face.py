@@ -27,7 +27,7 @@ _LEFT_OUT = {
     "apertus": ("act_fn",),
     **dict.fromkeys(
         ENCODER_READERS,
-        ("token_type_embeddings", "vocab_transform", "predictions.transform", "predictions.bias", "lm_head.dense", "lm_head.layer_norm", "lm_head.bias", "vocab_layer_norm", "vocab_projector.bias"),
+        ("token_type_embeddings", "vocab_transform", "predictions.transform", "predictions.bias", "lm_head.dense", "lm_head.layer_norm", "lm_head.bias", "head.dense", "head.norm", "vocab_layer_norm", "vocab_projector.bias"),
     ),
 }  # fmt: skip
 
