@@ -41,6 +41,7 @@ from memadvisor.analyzers.split_times import split_durations
 from memadvisor.analyzers.unit_operators import timed_operators
 from memadvisor.analyzers.unit_states import constant_states, planned_units, unit_states
 from memadvisor.asked import NOTHING, Asked
+from memadvisor.autocast import WorkspacesOf
 from memadvisor.cost.late_sharding import NOTHING_LATE
 from memadvisor.cost.second_run import SecondRun, SecondRunCost
 from memadvisor.cost.step import CapturedStep, Segment
@@ -78,7 +79,7 @@ class RecordedStep:
     """What captured steps with other micro-batches have in common with the recorded one; see `captured_step`.
 
     What is `asked` for is there already. Fused updates take what `optimizer_rates` say, where these are known
-    (fused_step.py). Under autocast (autocast/) times are those recorded. A loss in chunks: chunked_step.py.
+    (fused_step.py). Under autocast (autocast/), with `workspaces_of` its products, times are those recorded. A loss in chunks: chunked_step.py.
     `measured_step_time_s`: of the step as it was.
     `chunked_loss`: with its layer and rows; `chunked_units`: whose parameters it needs until the loss; `chunks_again_s`: what
     is done once more for it.
@@ -92,11 +93,12 @@ class RecordedStep:
         num_ranks: int | None = None,
         of_rank: int | None = None,
         optimizer_rates: Sequence[OptimizerRate] = (),
+        workspaces_of: WorkspacesOf | None = None,
     ) -> None:
         traced, rank, step = _traced_ranks(run, of_rank)
         # What several ranks share, and an allocator's blocks, are not played for a derivative.
         has_derivatives = (num_ranks or rank.process.world_size) == 1 and rank.process.device == "cpu"
-        rank = _as_asked(rank, has_derivatives, asked)
+        rank = _as_asked(rank, has_derivatives, asked, workspaces_of)
         wanted = asked.chunked_loss
         chunked = None if wanted is None else required_chunked_step(rank, step, wanted)
         self.chunked_loss = None if chunked is None else chunked.chunked_loss
@@ -252,12 +254,14 @@ def _micro_batch_size(rank: RankRun, step: Step) -> int | None:
     return step.num_samples // max(1, step.num_micro_batches)
 
 
-def _as_asked(rank: RankRun, has_derivatives: bool, asked: Asked) -> RankRun:
+def _as_asked(
+    rank: RankRun, has_derivatives: bool, asked: Asked, workspaces_of: WorkspacesOf | None
+) -> RankRun:
     """The rank as it is planned for, but for a loss in chunks, whose passes are asked for more."""
     rank = with_nested_backwards(with_passes_apart(rank) if rank.pipeline_stages else rank)
     rank = with_derivatives_inside(rank) if has_derivatives else rank
     rank = with_fused_updates(rank) if asked.fused_updates else rank
-    return rank if asked.autocast is None else required_autocast(rank)
+    return rank if asked.autocast is None else required_autocast(rank, workspaces_of)
 
 
 def _run_chunks_again(chunked: ChunkedStep | None, pieces: Sequence[Piece], durations: list[float]) -> float:

@@ -186,6 +186,7 @@ def advise(
     runs of plans that correct predicted times. `chunked_loss`: "auto", or rows of a chunk. `autocast`: "bf16". `micro_batch`: samples of each, more than were recorded. The best plan is
     `.plans[0].plan`. Raises MemadvisorError.
     """
+    from memadvisor.autocast_workspaces import workspaces_for
     from memadvisor.planning.advise import advise as plan_advice
     from memadvisor.planning.budget import budget_bytes
 
@@ -213,6 +214,7 @@ def advise(
         learn_from=[_run_of(each, "learn") for each in runs],
         near_ranks=whole_or_none(near_ranks, "near_ranks", least=2),
         micro_batch=whole_or_none(micro_batch, "micro_batch", least=1),
+        workspaces_of=workspaces_for(recorded),
     )
 
 

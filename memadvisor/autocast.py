@@ -7,13 +7,28 @@ returns in 16 bits is given back as float32, as accelerate gives it back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
 
 from memadvisor.errors import MemadvisorError, PlanError
 from memadvisor.plan import Plan
 from memadvisor.precision import Precision
 
 AUTOCAST_DTYPES = {"bf16": "bfloat16"}
+
+
+@dataclass(frozen=True, slots=True)
+class NarrowProduct:
+    """Factors of a product of matrices in 16 bits, of a batch of them with three sizes each; `is_turned`: the first lies in
+    memory by columns, as in the gradient of a layer's weight."""
+
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    is_turned: bool
+
+
+# Bytes that products take for themselves while they run, as far as they are known.
+WorkspacesOf = Callable[[Set[NarrowProduct]], Mapping[NarrowProduct, int]]
 
 
 def check_autocast(

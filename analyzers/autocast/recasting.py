@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from memadvisor.analyzers.inner_workspaces import INSIDE
 from memadvisor.analyzers.shapes import dimensions
 from memadvisor.precision import ITEM_BYTES
-from memadvisor.run.records import Saved, Storage
+from memadvisor.run.records import Operator, Saved, Storage
 from memadvisor.run.run import RankRun
 
 WIDE, NARROW = "float32", "bfloat16"
@@ -109,6 +110,31 @@ class Recasting:
             accumulated_s=None,
         )
         return self._numbers
+
+    def add_inside(self, running: Operator, near: Sequence[Storage], size_bytes: int) -> None:
+        """What an operator has for itself beside its results, `near` which it is made."""
+        self._numbers += 1
+        made_s = max([row.birth_s for row in near if row.birth_s < running.end_s], default=running.start_s)
+        birth_s = (max(made_s, running.start_s) + running.end_s) / 2
+        self._added[self._numbers] = replace(
+            near[0],
+            storage_id=self._numbers,
+            birth_s=birth_s,
+            death_s=(birth_s + running.end_s) / 2,
+            size_bytes=size_bytes,
+            category="temporary",
+            dtype="",
+            shape="",
+            module=running.module,
+            unit=running.unit,
+            phase=running.phase,
+            operator=INSIDE + running.name,
+            last_use_s=None,
+            last_forward_use_s=None,
+            address=None,
+            last_held_s=None,
+            accumulated_s=None,
+        )
 
     def keep_too(self, number: int, saved: Iterable[int]) -> None:
         """Autograd keeps this copy in place of what these rows say, too."""

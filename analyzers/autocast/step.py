@@ -8,8 +8,8 @@ bfloat16; a gradient has the dtype of what it is of, and is cast where its node 
 What the script itself converts to float32, which is float32 anyway, and where it switches autocast off, the run tells
 (script_casts.py). Evaluations of models that train are forwards like others.
 
-Not known, and not in it: what matrix products in bfloat16 allocate for themselves on a CPU; and how long anything takes in
-bfloat16.
+What matrix products in bfloat16 allocate for themselves on a CPU is there as far as somebody has measured it (products.py).
+Not known, and not in it: how long anything takes in bfloat16.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from memadvisor.analyzers.autocast.backward import Backwards
 from memadvisor.analyzers.autocast.forward import Forwards
 from memadvisor.analyzers.autocast.graph import Call, StepGraph
 from memadvisor.analyzers.autocast.operands import operand_shape
+from memadvisor.analyzers.autocast.products import add_workspaces
 from memadvisor.analyzers.autocast.recasting import WIDE, Recasting
 from memadvisor.analyzers.autocast.rules import has_wide_operand_inside, has_wide_result_inside, is_recurrent
 from memadvisor.analyzers.derivatives import differentiated_backwards
 from memadvisor.analyzers.inner_workspaces import INSIDE
 from memadvisor.analyzers.weight_casts import is_weight_cast
+from memadvisor.autocast import WorkspacesOf
 from memadvisor.errors import UsageError
 from memadvisor.run.records import Storage
 from memadvisor.run.run import RankRun
@@ -31,12 +33,12 @@ from memadvisor.run.run import RankRun
 _WITH_COPIES = ("aten::convolution", "aten::_convolution", "aten::mkldnn_convolution")
 
 
-def required_autocast(rank: RankRun) -> RankRun:
+def required_autocast(rank: RankRun, workspaces_of: WorkspacesOf | None = None) -> RankRun:
     """Raises UsageError where the script computes in bfloat16 already, or nobody can say what would change."""
     why = why_not(rank)
     if why is not None:
         raise UsageError(f"--autocast: {why[0]}", hint=why[1])
-    return under_autocast(rank)
+    return under_autocast(rank, workspaces_of)
 
 
 def why_not(rank: RankRun) -> tuple[str, str] | None:
@@ -62,15 +64,19 @@ def why_not(rank: RankRun) -> tuple[str, str] | None:
     return None
 
 
-def under_autocast(rank: RankRun) -> RankRun:
+def under_autocast(rank: RankRun, workspaces_of: WorkspacesOf | None = None) -> RankRun:
+    """`workspaces_of`: of products on this run's device."""
     graph, recasting = StepGraph(rank), Recasting(rank)
-    Backwards(graph, Forwards(rank, graph, recasting), recasting)
+    forwards = Forwards(rank, graph, recasting)
+    Backwards(graph, forwards, recasting)
     for row in rank.storages:
         if row.operator.startswith(INSIDE) and _is_copy_of_narrow(row, graph, recasting):
             recasting.halved.add(row.storage_id)
     device_type = rank.process.device.partition(":")[0]
     for call in graph.calls:
         _add_inner_copy(call, device_type, recasting)
+    if workspaces_of is not None and device_type == "cpu":
+        add_workspaces(graph, forwards, recasting, workspaces_of)
     return recasting.done()
 
 

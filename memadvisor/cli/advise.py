@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memadvisor.analyzers.captured_pipeline import is_pipeline
+from memadvisor.autocast_workspaces import workspaces_for
 from memadvisor.cli.advise_by_rank import others_given
 from memadvisor.cli.advise_json import advice_to_json
 from memadvisor.cli.apply_command import apply_command
@@ -147,6 +148,7 @@ def run(arguments: argparse.Namespace) -> int:
         learn_from=[load_run(path) for path in arguments.learn],
         near_ranks=arguments.near_ranks,
         micro_batch=arguments.micro_batch,
+        workspaces_of=workspaces_for(recorded),
     )
     chosen = advice.best if advice.named is None else advice.named.plan
     if chosen is not None and arguments.output is not None:

@@ -10,7 +10,7 @@ from memadvisor.analyzers.script_changes.change import ScriptChange
 from memadvisor.analyzers.script_changes.found import changes_of
 from memadvisor.analyzers.segments import RecordedStep
 from memadvisor.asked import Asked
-from memadvisor.autocast import check_autocast, other_dtypes
+from memadvisor.autocast import WorkspacesOf, check_autocast, other_dtypes
 from memadvisor.chunked_loss import ChunkedLoss, check_chunked_loss
 from memadvisor.compression import UNCOMPRESSED, Compression, check_compression
 from memadvisor.cost.step import CapturedStep
@@ -95,6 +95,7 @@ def advise(
     learn_from: Sequence[Run] = (),
     near_ranks: int | None = None,
     micro_batch: int | None = None,
+    workspaces_of: WorkspacesOf | None = None,
 ) -> Advice:
     """Rank plans over ZeRO stage, recomputed units and micro-batch split for a budget per rank.
 
@@ -103,7 +104,7 @@ def advise(
     `chunked_loss`, which round otherwise.
     `policy`: one whose plan is shown beside them (planning/named.py). `learn_from`: runs of plans whose measured times correct those predicted (learn.py).
     `near_ranks`: how many ranks that follow each other are of one node, and may share second copies
-    (second_copies.py). `micro_batch`: samples of each, in place of the recorded ones (micro_batches.py). Raises
+    (second_copies.py). `micro_batch`: samples of each, in place of the recorded ones (micro_batches.py). `workspaces_of`: of products under autocast on the run's device. Raises
     UsageError where the run has no traced step, or where nothing is known of the collectives that several ranks need.
     """
     ranks = run.manifest.world_size if num_ranks is None else num_ranks
@@ -118,7 +119,7 @@ def advise(
     )
     _check_options(ranks, asked, policy)
     rates = () if hardware is None else hardware.optimizers
-    recorded = RecordedStep(run, asked, num_ranks=ranks, optimizer_rates=rates)
+    recorded = RecordedStep(run, asked, num_ranks=ranks, optimizer_rates=rates, workspaces_of=workspaces_of)
     plain, recorded_size = step_with(recorded, micro_batch)
     asked = replace(asked, chunked_loss=recorded.chunked_loss)
     _check_model(run, plain, ranks, asked)
