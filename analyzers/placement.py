@@ -67,12 +67,12 @@ class Passes:
 
     `called_again`: those that are called several times in a micro-batch, or that autograd goes through several times: for
     a derivative, and for the loss that is made of it. `forward` and `backward` then have the last of these, `walked` all,
-    by forward segment. Units that it goes through more than twice are left out. `containing`: units that others are inside of,
-    around whose forward an engine does nothing, even where it never calls those (attention that takes the weights of its
-    output layer, and leaves the layer alone).
+    by forward segment. Units that it goes through more than twice are left out. `left_alone`: units around whose forward an
+    engine does nothing: those that others are inside of, even where it never calls those (attention that takes the weights
+    of its output layer, and leaves the layer alone), and those whose forward is none of their class.
     """
 
-    def __init__(self, pieces: Sequence[Stretch], containing: Collection[str] = ()) -> None:
+    def __init__(self, pieces: Sequence[Stretch], left_alone: Collection[str] = ()) -> None:
         found: dict[tuple[str, str, int | None, int], list[int]] = defaultdict(list)
         for position, piece in enumerate(pieces):
             if piece.unit is not None:
@@ -92,7 +92,7 @@ class Passes:
             for (phase, unit, *which), places in found.items()
             if (phase == "forward" and len(places) > 1)
             or phase == "recompute"
-            or unit in containing
+            or unit in left_alone
             # The rows of its forward were damaged: nobody knows what would run again.
             or (phase == "backward" and ("forward", unit, *which) not in found)
         }
@@ -244,7 +244,7 @@ class Placement:
         self.step = step
         self.pieces = pieces
         self.precision = precision
-        self.passes = Passes(pieces, _containing(rank))
+        self.passes = Passes(pieces, _left_alone(rank))
         self._whole = place_storages(rank, step, pieces)
         for unit in self.passes.otherwise_asked(self._whole):
             self.passes.leave_out(unit)
@@ -271,10 +271,13 @@ class Placement:
         return one if size_bytes == row.size_bytes else replace(one, row=replace(row, size_bytes=size_bytes))
 
 
-def _containing(rank: RankRun) -> frozenset[str]:
+def _left_alone(rank: RankRun) -> frozenset[str]:
+    """Units that others are inside of, and those whose forward is none of their class."""
     names = {unit.name for unit in rank.units}
     around = (innermost(name.rpartition(".")[0], names) for name in names if name)
-    return frozenset(name for name in around if name is not None)
+    return frozenset(name for name in around if name is not None) | {
+        module.name for module in rank.modules if module.is_own_forward
+    }
 
 
 def _is_held_again(

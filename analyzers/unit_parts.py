@@ -57,6 +57,7 @@ class _Trace:
         self._operators = sorted(operators, key=lambda op: op.start_s)
         self.time_shares = TimeShares(rank)
         self._starts = [operator.start_s for operator in self._operators]
+        self.own_forwards = {module.name for module in rank.modules if module.is_own_forward}
         self.by_id = {item.row.storage_id: item for item in placed}
         self.born: dict[int, list[_Storage]] = defaultdict(list)
         self.dead: dict[int, list[_Storage]] = defaultdict(list)
@@ -277,6 +278,8 @@ class _Pass:
         """None where it would free nothing, or hold what it is called with for longer than the plain run does."""
         names = tuple(call.row.module for call in calls)
         prefix = f"{self._unit}." if self._unit else ""
+        if not self._trace.own_forwards.isdisjoint(names):
+            return None
         if any(counts[name] > 1 or not name.startswith(prefix) for name in names) or calls[0].changes_input:
             return None
         start_s, end_s = calls[0].row.start_s, calls[-1].row.end_s

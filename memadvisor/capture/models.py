@@ -340,7 +340,8 @@ class Models:
         for prefix, root in self.roots():
             for name, module in root.named_modules(prefix=prefix):
                 info = self._infos.get(id(module))
-                rows.append(Module(name, type(module).__name__, info.unit if info else prefix))
+                is_own = info is not None and info.is_own_forward
+                rows.append(Module(name, type(module).__name__, info.unit if info else prefix, is_own))
         return rows
 
     def shard_group_rows(self) -> list[ShardGroup]:

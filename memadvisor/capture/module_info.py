@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from memadvisor.capture.samples import takes_length_first
+from memadvisor.run.own_forwards import why_not_wrapped
 from memadvisor.run.records import Parameter
 from memadvisor.run.torch_names import dtype_name
 
@@ -26,6 +27,7 @@ class ModuleInfo:
     is_around: bool = (
         False  # its call holds steps of the training (around.py), or it has parts in other processes
     )
+    is_own_forward: bool = False  # as of run.records.Module, when it was first met
     may_be_length_first: bool = False  # it holds a layer that takes [length, samples, ...]
     model: str = ""  # the name of the model that it is of
 
@@ -65,6 +67,7 @@ def module_infos(
                 is_root=module is root,
                 is_plain=is_plain,
                 is_shared=is_shared,
+                is_own_forward=bool(why_not_wrapped(name, module)),
                 may_be_length_first=name in length_first,
                 model=prefix,
             ),

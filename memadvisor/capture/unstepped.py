@@ -64,7 +64,7 @@ def what_was_seen(has_model: bool, passes: BackwardSteps) -> str:
         number = passes.num_passes or "no"
         seen = (
             f"No training step was seen: a model was called, with {number} backward "
-            f"pass{'es' if passes.num_passes > 1 else ''}{'' if number == 'no' else ', but'} and no step of an optimizer"
+            f"pass{'es' if passes.num_passes > 1 else ''}{' and' if number == 'no' else ', but'} no step of an optimizer"
         )
     if uses_rpc():
         return f"{seen}. {_OVER_RPC}"

@@ -42,7 +42,7 @@ def notes(run: Run, plays: Plays, plain: CapturedStep, found: list[RankedPlan]) 
     yield from algorithms_notes(found[0].plan.algorithms)
     yield from _coding_notes(plays.asked.optimizer_bits, plays.transfers)
     yield from model_notes(run.ranks[0], plays.models, plain, knows_tier=plays.transfers is not None)
-    yield from _unit_notes(plain)
+    yield from _unit_notes(run, plain)
     yield from _derivative_notes(run, plain)
     yield from _checkpoint_notes(run, plain, plays.budget_bytes)
     yield from _run_notes(run, plays.num_ranks, plays.times)
@@ -70,7 +70,7 @@ def _time_notes(run: Run, plain: CapturedStep) -> Iterator[str]:
         )
 
 
-def _unit_notes(plain: CapturedStep) -> Iterator[str]:
+def _unit_notes(run: Run, plain: CapturedStep) -> Iterator[str]:
     ran = {segment.unit for segment in plain.segments if segment.phase == "forward"}
     if len(plain.states) > 1 and ran.isdisjoint(plain.states):
         yield (
@@ -78,6 +78,15 @@ def _unit_notes(plain: CapturedStep) -> Iterator[str]:
             "one graph of them all, there may be plans without it that need far less memory; where the script works on "
             "parameters without calling the modules that hold them, or calls these by other methods than `forward` (a flow's "
             "inverse), there is no call that could be repeated."
+        )
+    rank = next(rank for rank in run.ranks if rank.process.rank == plain.rank)
+    blocks = {unit.name for unit in plain.units if unit.is_block} & ran
+    own = [module.name for module in rank.modules if module.is_own_forward and module.name in blocks]
+    if own:
+        more = f" and {len(own) - 1} more" if len(own) > 1 else ""
+        yield (
+            f"The script has put a forward of its own in place of that of {own[0] or 'the model'}{more}, or compiles it in place: no "
+            "plan recomputes what it has changed so."
         )
 
 

@@ -36,11 +36,13 @@ PHASES = ("baseline", "outside", "forward", "recompute", "backward", "optimizer"
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A module of a discovered model; `unit` is the unit that its parameters belong to."""
+    """A module of a discovered model; `unit` is the unit that its parameters belong to. `is_own_forward`: its forward is none
+    of its class, but replaced by the script, or compiled, and an engine does nothing around it."""
 
     name: str
     type_name: str
     unit: str
+    is_own_forward: bool = False
 
 
 @dataclass(frozen=True, slots=True)

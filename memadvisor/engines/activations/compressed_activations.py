@@ -158,7 +158,7 @@ class CompressedActivations:
                 self._note("warning", f"what unit {unit.name!r} keeps is not rounded: {alone[unit.name]}")
                 continue
             self._units[unit.module] = (unit.name, chosen)
-            self._forwards.wrap(type(unit.module))
+            self._forwards.wrap(unit.module)
 
     def noise_of(self, device: torch.device) -> Noise:
         if device not in self._noise:

@@ -142,7 +142,7 @@ class OffloadedActivations:
                 if (tier := moved.get(unit.name)) is not None:
                     self._check_tier(tier, unit.module)
                     self._moved[unit.module] = tier
-                self._forwards.wrap(type(unit.module))
+                self._forwards.wrap(unit.module)
 
     def _check_tier(self, tier: Lane, module: torch.nn.Module) -> None:
         """Raise PlanError where a tier is no other than the device itself, or nothing can be put there."""

@@ -43,6 +43,7 @@ from memadvisor.engines.script.live import LiveModel
 from memadvisor.engines.script.undo import Undo
 from memadvisor.engines.sharding.gathers import Gathers
 from memadvisor.engines.sharding.saved import innermost_gathers, is_in_checkpoint, parameters_apart
+from memadvisor.run.own_forwards import why_not_wrapped
 from memadvisor.schedule import Schedule
 
 Note = Callable[[str, str], None]
@@ -75,14 +76,15 @@ class Parts:
             for part in schedule.parts.get(unit.name, ()):
                 found = (_inside(unit.module, unit.name, name) for name in part)
                 modules = [module for module in found if module is not None]
-                if len(modules) < len(part) or any("forward" in vars(module) for module in modules):
+                if len(modules) < len(part) or any(map(why_not_wrapped, part, modules)):
                     self._tell(
-                        part, "does not run again: the model has no such modules, or replaced forwards"
+                        part,
+                        "does not run again: the model has no such modules, or replaced or compiled forwards",
                     )
                     continue
                 for number, module in enumerate(modules):
                     self._place_of[module] = _PlaceInUnit(unit.name, recomputed, part, number)
-                    self._forwards.wrap(type(module))
+                    self._forwards.wrap(module)
 
     @contextlib.contextmanager
     def within(self, unit: str, filling: Filling) -> Iterator[None]:

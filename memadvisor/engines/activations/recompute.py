@@ -88,7 +88,7 @@ class Recompute:
                 if unit.name in kept:
                     self._kept[unit.module] = frozenset(kept[unit.name])
                 self._stretch_of[unit.module] = (stretches, stretches.around(unit.name)[0])
-                self._forwards.wrap(type(unit.module))
+                self._forwards.wrap(unit.module)
         self._parts.attach(model, schedule)
 
     def _leave_alone(self, unit: str, reason: str) -> None:

@@ -1,0 +1,78 @@
+"""Blocks that torch.compile has made run again; those whose forward is the script's own are left alone."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from memadvisor.plan import UnitPlan
+from tests.engines.activations.test_recompute import new_model, train_alone
+from tests.engines.trainings import applied, make_plan
+
+
+@pytest.mark.parametrize("options", [{"dropout": 0.3}, {"batch_norm": True}])
+def test_blocks_that_torch_compile_has_made_run_again(options):
+    """Each has a forward of its own, which comes before that of its class."""
+    runs = []
+
+    def backend(graph, inputs):
+        made = torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+        return lambda *args: (runs.append(1), made(*args))[1]
+
+    def model():
+        torch._dynamo.reset()
+        made = new_model(**options)
+        for place, block in enumerate(made.blocks):
+            made.blocks[place] = torch.compile(block, backend=backend)
+        return made
+
+    plain, plain_runs = train_alone(model(), steps=3), len(runs)
+    with applied(make_plan(1, policy="every-layer")):
+        made = model()
+        ours = train_alone(made, steps=3)
+        copied = copy.deepcopy(made)
+    assert len(runs) == plain_runs + 2 * plain_runs
+    assert ours[0] == plain[0]
+    assert all(torch.equal(ours[1][name], plain[1][name]) for name in plain[1])
+    assert train_alone(copied, steps=1)[0] == train_alone(made, steps=1)[0]
+    assert "forward" not in vars(type(made.blocks[0]))
+
+
+@pytest.mark.parametrize("how", ["replaced", "compiled"])
+def test_blocks_with_forwards_of_their_own_are_left_alone(how):
+    def model():
+        torch._dynamo.reset()
+        made = new_model()
+        for block in made.blocks:
+            if how == "compiled":
+                block.compile(backend="eager", fullgraph=True)
+            else:
+                block.forward = lambda x, forward=block.forward: forward(x) * 2
+        return made
+
+    plain = train_alone(model(), steps=3)
+    with applied(make_plan(1, policy="every-layer")):
+        ours = train_alone(model(), steps=3)
+    assert ours[0] == plain[0]
+
+
+def test_a_class_that_is_wrapped_is_compiled_elsewhere_as_without_us():
+    """The head is a Linear, and so are layers inside of compiled blocks."""
+
+    def model():
+        torch._dynamo.reset()
+        made = new_model()
+        for place, block in enumerate(made.blocks):
+            made.blocks[place] = torch.compile(block, backend="eager", fullgraph=True)
+        return made
+
+    plain = train_alone(model(), steps=2)
+    units = (
+        UnitPlan(name="head", zero_stage=0, recompute=True),
+        UnitPlan(name="blocks.1", zero_stage=0, recompute=False, activation_tier="disk"),
+    )
+    with applied(make_plan(1, units=units)):
+        ours = train_alone(model(), steps=2)
+    assert ours[0] == plain[0]

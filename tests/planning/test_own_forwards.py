@@ -1,0 +1,63 @@
+"""Units with a forward of the script's own are in no plan: the engine does nothing around their calls."""
+
+import types
+
+import pytest
+import torch
+from torch import nn
+
+import memadvisor
+from memadvisor.analyzers.segments import captured_step
+from memadvisor.capture.module_info import module_infos
+from memadvisor.planning.advise import advise
+
+
+def replaced(block):
+    block.forward = types.MethodType(lambda self, x: type(self).forward(self, x), block)
+
+
+def made_by_compiler(block):
+    block[1] = torch.compile(nn.Sequential(nn.Tanh()), backend="eager")
+
+
+def profiled(directory, change):
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16), nn.Tanh()) for _ in range(3)]
+    model = nn.Sequential(*blocks, nn.Linear(16, 1))
+    change(model[1])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with memadvisor.profile(directory, trace_step=1) as prof:
+        for _ in range(3):
+            model(torch.randn(512, 16)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return prof.run
+
+
+def test_a_unit_whose_forward_is_replaced_is_recomputed_in_no_plan(tmp_path):
+    run = profiled(tmp_path / "run", replaced)
+    step = captured_step(run)
+    advice = advise(run, memory_bytes=step.peak_bytes * 7 // 10)
+
+    assert set(step.recomputable) == {"0", "2"}
+    assert [module.name for module in run.ranks[0].modules if module.is_own_forward] == ["1"]
+    assert not any({"1"} & {*found.plan.recomputed_units, *found.plan.parted_units} for found in advice.plans)
+    assert any("a forward of its own in place of that of 1, " in note for note in advice.notes)
+
+
+@pytest.mark.parametrize(
+    ("change", "own"),
+    [
+        (replaced, {"1"}),
+        (lambda block: block.compile(backend="eager"), {"1"}),
+        (made_by_compiler, {"1.1._orig_mod", "1.1._orig_mod.0"}),
+        (lambda block: None, set()),
+    ],
+)
+def test_forwards_that_no_engine_wraps(change, own):
+    """What torch.compile has made of a module is one that it does, though its forward is its own."""
+    blocks = [nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2)]
+    change(blocks[1])
+    infos = [info for _, info in module_infos(nn.Sequential(*blocks), "", {})]
+
+    assert {info.name for info in infos if info.is_own_forward} == own
