@@ -59,21 +59,22 @@ def make_account(
     start_allocated_bytes: int | None,
     offset_ns: int,
     device: str,
-    buckets: Sequence[int] = (),
+    buckets: Sequence[Sequence[int]] = (),
 ) -> Account:
     """The rows of a traced step.
 
     `offset_ns` turns the layers' wall clock into the journal's monotonic clock. `given`, (address, time), is what the
     script called models with; `final` names storages as they are at the end of the step, and `alive` finds all that are
     there then: it is asked where something is unexplained. `start_allocated_bytes` is the allocator's total at the step's
-    start, `buckets` the sizes of those that DDP holds.
+    start, `buckets` the sizes of those that DDP holds, in groups that are there as a whole or not at all.
     """
 
     ledger = Ledger(residents, given_bytes, start_ns)
     ledger.play(events, sorted(log.places, key=lambda entry: entry[0]))
     saved_blocks = _apply_log(ledger, log, final)
     _apply_given(ledger, given)
-    ledger.take_buckets(buckets, start_allocated_bytes)
+    for sizes in buckets:
+        ledger.take_buckets(sizes, start_allocated_bytes)
     residuals, peak_bytes, peak_reserved_bytes = _residuals(ledger, events, start_allocated_bytes, start_ns)
     if residuals and residuals[-1][1] > 0:
         ledger.made_elsewhere(alive(), residuals)

@@ -31,6 +31,7 @@ from memadvisor.run.records import CUBLAS, OptimizerState, Parameter
 
 Labelled = tuple[torch.Tensor, str, str]  # tensor, category, unit
 _GUESSED = ("weight_copy", "other")  # of what anybody may have let go meanwhile
+_USED_BYTES = 4  # of one parameter in DDP's notes of which are used
 _BUCKET_SIZES = ("rebuilt_bucket_sizes", "bucket_sizes")  # the first from the second step on
 
 
@@ -210,20 +211,28 @@ def resident_buckets(
     ]
 
 
-def bucket_sizes(device: torch.device) -> list[int]:
+def bucket_sizes(device: torch.device) -> tuple[list[int], list[int]]:
     """Bytes of the buckets that DDP holds on `device`, as it tells for torch's own statistics: after the forward that
-    follows the one in which it has made them anew, and not before."""
+    follows the one in which it has made them anew, and not before.
+
+    And of where it notes whether this rank has used each parameter, if not all need be: once on a CPU, and once on the
+    device, for the other ranks.
+    """
     sizes: list[int] = []
+    notes: list[int] = []
     has_group = dist.is_available() and dist.is_initialized()
     for ddp in living(DistributedDataParallel) if has_group else ():
         try:
-            if all(is_on(p, device) for p in ddp.module.parameters() if p.requires_grad):
+            trained = [p for p in ddp.module.parameters() if p.requires_grad]
+            if all(is_on(p, device) for p in trained):
                 told = ddp._get_ddp_logging_data()
                 words = next(told[name] for name in _BUCKET_SIZES if told.get(name))
                 sizes += [int(size) for size in words.split(", ")]
+                if ddp.find_unused_parameters or ddp.static_graph:
+                    notes += [_USED_BYTES * len(trained)] * (2 if device.type == "cpu" else 1)
         except Exception:
             continue  # half-made, or worded otherwise by another torch: what nobody names is unexplained
-    return sizes
+    return sizes, notes
 
 
 def parameter_rows(

@@ -157,8 +157,8 @@ class Ledger:
         """Name DDP's buckets among what was there before the step, and add those that the step did not touch."""
         there = [block for block in self.blocks if block.place.phase == "baseline"]
         unexplained_bytes = (allocated_bytes or 0) - sum(block.size_bytes for block in there)
-        for number, size_bytes in enumerate(name_buckets(there, sizes, unexplained_bytes)):
-            address = -1 - number  # which is not known
+        for size_bytes in name_buckets(there, sizes, unexplained_bytes):
+            address = -1 - len(self.blocks)  # which is not known
             block = self._add(address, size_bytes, self._start_ns, BASELINE, "")
             block.categories.add("communication")
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
@@ -211,7 +212,7 @@ class Tracer:
             self._start_allocated_bytes = events[0].allocated_bytes - events[0].delta_bytes
         buckets = bucket_sizes(self._device)
         account = make_account(
-            residents=[*self._residents, *resident_buckets(self._given, self._residents, buckets)],
+            residents=[*self._residents, *resident_buckets(self._given, self._residents, [*chain(*buckets)])],
             given_bytes={address: block.size_bytes for address, block in self._given.items()},
             events=[event for event in events if event.time_ns <= end_ns],
             log=self.log,

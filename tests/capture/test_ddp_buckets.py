@@ -1,5 +1,12 @@
 from dataclasses import dataclass, field
 
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import memadvisor
 from memadvisor.capture.ddp_buckets import buckets_among, name_buckets
 
 
@@ -41,3 +48,27 @@ def test_an_allocators_block_is_a_buckets_by_what_was_asked_for():
     unnamed = {0x100: 400, 0x200: None, 0x300: 400, 0x400: 512}
 
     assert buckets_among(unnamed, [400, 800]) == [0x100]
+
+
+@pytest.fixture
+def alone():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("told", ["find_unused_parameters", "static_graph"])
+def test_what_ddp_notes_of_used_parameters_is_its_own(alone, tmp_path, told):
+    """A number for each of 26 parameters on the CPU, and one for the other ranks: no plan has either."""
+    with memadvisor.profile(tmp_path / "run", trace_step=2) as prof:
+        ddp = DistributedDataParallel(nn.Sequential(*[nn.Linear(5, 5) for _ in range(13)]), **{told: True})
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-2)
+        for _ in range(4):
+            ddp(torch.ones(3, 5)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    rank = prof.run.ranks[0]
+    notes = [row.category for row in rank.storages if row.size_bytes == 4 * 26 and row.phase == "baseline"]
+
+    assert notes == ["communication"] * 2
+    assert all(row.unexplained_bytes == 0 for row in rank.residuals)
