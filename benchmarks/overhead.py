@@ -177,10 +177,14 @@ def mem_tracker(training):
         del training.step
 
 
+def fail(error):
+    raise error
+
+
 @contextlib.contextmanager
 def labels(device, log):
-    mode = LabelMode(log, CollectiveLog(), Position(), device)
-    hooks = SavedTensorHooks(mode, log)
+    mode = LabelMode(log, CollectiveLog(None, fail), Position(), device, fail)
+    hooks = SavedTensorHooks(mode, log, fail)
     with mode:
         _push_saved_tensors_default_hooks(hooks.pack, hooks.unpack)
         try:

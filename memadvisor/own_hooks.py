@@ -22,11 +22,16 @@ _OURS = f"{__name__.partition('.')[0]}."
 _QUESTION = "_current_user_saved_tensors_hooks"  # of torch 2.14's checkpoints; earlier ones ask nothing
 
 
-@contextlib.contextmanager
-def own_hooks_aside() -> Iterator[None]:
+def own_hooks_aside() -> contextlib.AbstractContextManager[None]:
     """No saved-tensor hook of memadvisor's is in force on this thread, unless one of the script's lies above it."""
+    return hooks_aside(is_ours)
+
+
+@contextlib.contextmanager
+def hooks_aside(is_aside: Callable[[Any], bool]) -> Iterator[None]:
+    """Without those pairs of this thread's hooks, from the topmost on, whose pack `is_aside`."""
     aside: list[tuple[Callable[[Any], Any], Callable[[Any], Any]]] = []
-    while (top := _autograd._top_saved_tensors_default_hooks(False)) and _is_ours(top[0]):
+    while (top := _autograd._top_saved_tensors_default_hooks(True)) and is_aside(top[0]):
         _autograd._pop_saved_tensors_default_hooks()
         aside.append(top)
     try:
@@ -66,5 +71,6 @@ class _Unseen:
 unseen_by_checkpoints = _Unseen().begin
 
 
-def _is_ours(pack: Any) -> bool:
+def is_ours(pack: Any) -> bool:
+    """Whether a pack hook is memadvisor's own."""
     return (getattr(pack, "__module__", None) or "").startswith(_OURS)

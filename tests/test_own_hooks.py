@@ -55,7 +55,7 @@ def test_work_of_the_traced_step_keeps_none_of_our_objects(group, tmp_path):
 
 
 def test_work_of_a_watched_step_keeps_none_either(group):
-    watch = MemoryWatch(Position(), 2**40, lambda refusal: None)
+    watch = MemoryWatch(Position(), 2**40, lambda refusal: None, pytest.fail)
     watch.start()
     try:
         work = dist.all_reduce(torch.ones(3), async_op=True)
@@ -104,7 +104,7 @@ def profiled(directory, model, optimizer):
 
 @contextlib.contextmanager
 def watched(directory, model, optimizer):
-    watch = MemoryWatch(Position(), 2**40, lambda refusal: None)
+    watch = MemoryWatch(Position(), 2**40, lambda refusal: None, pytest.fail)
     watch.start()
     try:
         yield

@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from memadvisor.backends import uses_nccl
 from memadvisor.capture.collective_call import CollectiveCall, Mark
+from memadvisor.capture.own_mode import OwnMode
 from memadvisor.cuda_graphs import is_capturing
 from memadvisor.run.torch_names import dtype_name
 
@@ -96,11 +97,13 @@ _TORCHS_OWN = "torch.distributed.distributed_c10d"  # whose functions wait by th
 class CollectiveLog:
     """The operations of one step; `watch` puts wrappers around c10d's own classes until `close`.
 
-    `mark` marks a moment on the device's current stream; None where operators run on the host.
+    `mark` marks a moment on the device's current stream; None where operators run on the host. `fail` is told of what of
+    ours raises around the script's calls, which go on.
     """
 
-    def __init__(self, mark: Callable[[], Mark] | None = None) -> None:
+    def __init__(self, mark: Callable[[], Mark] | None, fail: Callable[[BaseException], None]) -> None:
         self._mark = mark
+        self._fail = fail
         self.calls: list[CollectiveCall] = []
         self._sequences: dict[tuple[object, ...], int] = defaultdict(int)
         # Whose wait is still to come: by the id of the Work that the script holds, or by the address of a result.
@@ -133,6 +136,22 @@ class CollectiveLog:
             if call.is_on_device:
                 call.start_mark = start_mark
         return tensors
+
+    def record_elsewhere(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        issue_ns: int,
+        place: Callable[[], Any],
+        start_mark: Mark | None,
+    ) -> None:
+        """The same, in a thread where nobody else hears of a failure."""
+        try:
+            self.record(func, args, kwargs, out, issue_ns, place(), start_mark)
+        except Exception as error:
+            self._fail(error)
 
     def _record(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, issue_ns: int, place: Any
@@ -243,18 +262,24 @@ class CollectiveLog:
             else:
                 with thread_mode:  # a thread of the script's own
                     work = original(*args, **kwargs)
-            self._is_coalescing = name == "_start_coalescing" or (
-                self._is_coalescing and name != "_end_coalescing"
-            )
-            if name == "_end_coalescing":
-                self._num_coalesced = len(self.calls)
-            if work is not None and len(self.calls) > first:
-                self._by_work[id(work)] = self.calls[first:]
-            elif work is None and not self._is_coalescing:
-                self._note_waited_inside(self.calls[first:])
+            try:
+                self._issued(name, work, first)
+            except Exception as error:
+                self._fail(error)
             return work
 
         return method
+
+    def _issued(self, name: str, work: Any, first: int) -> None:
+        self._is_coalescing = name == "_start_coalescing" or (
+            self._is_coalescing and name != "_end_coalescing"
+        )
+        if name == "_end_coalescing":
+            self._num_coalesced = len(self.calls)
+        if work is not None and len(self.calls) > first:
+            self._by_work[id(work)] = self.calls[first:]
+        elif work is None and not self._is_coalescing:
+            self._note_waited_inside(self.calls[first:])
 
     def _note_waited_inside(self, calls: Iterable[CollectiveCall]) -> None:
         """NCCL gives no Work where it is asked to wait: its stream is the current one, or that waits for it already."""
@@ -272,10 +297,13 @@ class CollectiveLog:
             finally:
                 end_ns = time.time_ns()
                 is_torchs_own = sys._getframe(1).f_globals.get("__name__") == _TORCHS_OWN
-                for call in self._by_work.pop(id(work), ()):
-                    call.waited(start_ns, end_ns)
-                    self._mark_end(call)
-                    call.asynchronous = not is_torchs_own
+                try:
+                    for call in self._by_work.pop(id(work), ()):
+                        call.waited(start_ns, end_ns)
+                        self._mark_end(call)
+                        call.asynchronous = not is_torchs_own
+                except Exception as error:
+                    self._fail(error)
 
         return wait
 
@@ -286,7 +314,7 @@ class CollectiveLog:
             self._mark_end(call)
 
 
-class _ThreadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _ThreadMode(OwnMode):
     """Sees the collectives of one call in a thread where the label layer is not."""
 
     def __init__(self, log: CollectiveLog, place: Callable[[], Any]) -> None:
@@ -294,17 +322,13 @@ class _ThreadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._log = log
         self._place = place
 
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True  # else torch.compile would be switched off, for good
-
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         issue_ns, start_mark = time.time_ns(), self._log.mark()
         out = func(*args, **(kwargs or {}))
         if func.namespace == "c10d":
-            self._log.record(func, args, kwargs or {}, out, issue_ns, self._place(), start_mark)
+            self._log.record_elsewhere(func, args, kwargs or {}, out, issue_ns, self._place, start_mark)
         return out
 
 

@@ -2,6 +2,9 @@
 
 `torch.func` (grad, vjp, hessian) forbids saved-tensor hooks while it runs, and raises where there are some
 already. Without us there would be none; so ours step aside for as long as they are forbidden.
+
+Hooks that the script has around its training stay above ours, and are asked in place of them, as they would be of what
+they are put around inside the step: what autograd keeps is theirs to say, and whoever ends them takes the topmost pair.
 """
 
 from __future__ import annotations
@@ -10,16 +13,15 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch._C import _autograd
 
-from memadvisor.own_hooks import unseen_by_checkpoints
+from memadvisor.own_hooks import hooks_aside, is_ours, unseen_by_checkpoints
 
 _Hook = Callable[[Any], Any]
 
 
 class DefaultHooks:
-    """On from construction to `remove`, for the thread that constructs it; as deep in the stack as it was then."""
+    """On from construction to `remove`, for the thread that constructs it."""
 
     def __init__(self, pack: _Hook, unpack: _Hook) -> None:
         self._pair = (pack, unpack)
@@ -28,7 +30,8 @@ class DefaultHooks:
         self._disable = _autograd._saved_tensors_hooks_disable
         self._enable = _autograd._saved_tensors_hooks_enable
         self._seen_again = unseen_by_checkpoints()
-        _autograd._push_saved_tensors_default_hooks(*self._pair)
+        with hooks_aside(lambda pack: not is_ours(pack)):
+            _autograd._push_saved_tensors_default_hooks(*self._pair)
         _autograd._saved_tensors_hooks_disable = self._forbid
         _autograd._saved_tensors_hooks_enable = self._allow
 
@@ -37,7 +40,9 @@ class DefaultHooks:
         _autograd._saved_tensors_hooks_enable = self._enable
         # Each thread has a stack of its own: another's is not ours to take from.
         if not self._is_aside and threading.get_ident() == self._thread:
-            _autograd._pop_saved_tensors_default_hooks()
+            with hooks_aside(lambda pack: pack != self._pair[0]):
+                if _top() is not None:
+                    _autograd._pop_saved_tensors_default_hooks()
         self._seen_again()
 
     def _forbid(self, message: str, *rest: Any, **options: Any) -> None:
@@ -54,5 +59,10 @@ class DefaultHooks:
 
     def _are_on_top(self) -> bool:
         """Where the script has hooks of its own above ours, torch must raise, as it would without us."""
-        top = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        top = _top()
         return top is not None and top[0] == self._pair[0]
+
+
+def _top() -> tuple[_Hook, _Hook] | None:
+    top: tuple[_Hook, _Hook] | None = _autograd._top_saved_tensors_default_hooks(True)
+    return top

@@ -26,7 +26,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from memadvisor.capture.compiled import never_compiled, never_compiled_itself
 from memadvisor.capture.data_waits import DataWaits
 from memadvisor.capture.loader_hooks import tell_of_loaders
-from memadvisor.capture.open_spans import see_backward_end
+from memadvisor.capture.open_spans import look_outside
 from memadvisor.capture.optimizer_hooks import tell_of_updates
 from memadvisor.capture.position import Position
 from memadvisor.capture.training_thread import OTHERS, TrainingThread
@@ -264,7 +264,7 @@ class Hooks:
                 raise
             finally:
                 leave()
-                see_backward_end()
+                look_outside()
                 # A reentrant checkpoint has backwards inside the model's, and calls modules between them.
                 if not self._observer.position.backward_depth:
                     self._await_first_call()

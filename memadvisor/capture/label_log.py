@@ -52,6 +52,12 @@ class Sighting(NamedTuple):
     shape: str
 
 
+# A traced step takes some 15 kB an operator until it is written, nearly all of it the profiler's; one that is known to be
+# long, of which the profiler remembers memory and autograd's nodes alone, takes 3 kB.
+MOST_OPERATORS = 100_000
+MOST_OF_LONG_STEP = 400_000
+
+
 @dataclass(slots=True, eq=False)
 class SavedTensor:
     """A tensor that autograd packed. `released_ns`: when autograd let go of it, or an engine had moved it off the device.

@@ -12,7 +12,7 @@ whatever is none.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from operator import attrgetter
+from contextlib import nullcontext
 from time import time_ns
 from typing import Any
 
@@ -20,18 +20,18 @@ import torch
 from torch._C import _current_autograd_node
 from torch._C._autograd import _get_sequence_nr
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from memadvisor.capture.arguments import Arithmetic
 from memadvisor.capture.collectives import CollectiveLog
 from memadvisor.capture.compiled import never_compiled
 from memadvisor.capture.flops import NO_ARITHMETIC
-from memadvisor.capture.label_log import LabelLog, Named, Place, Sighting
+from memadvisor.capture.label_log import MOST_OF_LONG_STEP, MOST_OPERATORS, LabelLog, Named, Place, Sighting
 from memadvisor.capture.meeting_gradients import may_be_overwritten
 from memadvisor.capture.node_places import LEAST_OF_LEAVES, NodePlaces
 from memadvisor.capture.open_autocasts import OpenAutocasts
-from memadvisor.capture.operator_cost import arithmetic_of, traffic_of
+from memadvisor.capture.operator_cost import arithmetic_of, known_product, traffic_of
 from memadvisor.capture.operator_kinds import OperatorKind, kinds, learn
+from memadvisor.capture.own_mode import OwnMode
 from memadvisor.capture.position import Position
 from memadvisor.capture.script_shards import named_tensors
 from memadvisor.capture.tensor_storage import (
@@ -40,21 +40,16 @@ from memadvisor.capture.tensor_storage import (
     data_address,
     describe,
     has_wrapper,
-    is_on,
     plain_tensors,
+    presence,
     storage_address,
 )
 from memadvisor.capture.traffic import stored_bytes
 from memadvisor.operator_calls import is_without_dropout
 from memadvisor.own_hooks import own_hooks_aside
 
-# A traced step takes some 15 kB an operator until it is written, nearly all of it the profiler's; one that is known to be
-# long, of which the profiler remembers memory and autograd's nodes alone, takes 3 kB.
-MOST_OPERATORS = 100_000
-MOST_OF_LONG_STEP = 400_000
-
-_shape_of = attrgetter("shape")
 _SEVERAL = (tuple, list)
+_NOT_YET, _NOTHING_ASIDE = object(), nullcontext()
 # With which a node that accumulates a gradient takes it as it is, or adds it to the one before; hooks of others run there too.
 _ACCUMULATING = {"aten::detach", "aten::add_", "aten::add"}
 _NO_WRAPPERS = ((torch.Tensor,), (torch.nn.Parameter,))  # what autograd names where it detaches
@@ -63,8 +58,9 @@ _NO_WRAPPERS = ((torch.Tensor,), (torch.nn.Parameter,))  # what autograd names w
 _Found = tuple[list[int], list[Any], int | None, int | None]
 
 
-class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operator of the step, its place, and which storages it reads and makes."""
+class LabelMode(OwnMode):
+    """Sees every operator of the step, its place, and which storages it reads and makes. `fail` is told of what of ours
+    raises; the operator runs all the same."""
 
     def __init__(
         self,
@@ -72,6 +68,7 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         collectives: CollectiveLog,
         position: Position,
         device: torch.device,
+        fail: Callable[[BaseException], None],
         *,
         is_long: bool = False,
     ) -> None:
@@ -79,8 +76,9 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._log = log
         self._flat, self.sightings = log.flat, log.sightings
         self._collectives = collectives
+        self._tell = fail
         self._position = position
-        self._is_here = _presence(device)
+        self._is_here = presence(device)
         self._may_be_shared = device.type == "cpu"
         self._nodes = NodePlaces()
         self._described: dict[tuple[torch.dtype, torch.Size], tuple[str, str]] = {}
@@ -99,11 +97,6 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.is_full = False  # more operators than may be remembered; what follows is not seen
 
     @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        # Without this a mode switches torch.compile off, for good.
-        return True
-
-    @classmethod
     def _should_skip_dynamo(cls) -> bool:
         # torch would wrap __torch_dispatch__ so, and import Dynamo for it; `never_compiled` does the same for less.
         return False
@@ -116,51 +109,60 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kind, flat = kinds.get(id(func)), self._flat
-        if not self._in_backward:
-            self._count_autocasts()
         if (
             kind is None
             or kind.is_general
             or not self.is_active
             or (types and types not in _NO_WRAPPERS)
             or self._num_left <= 0
+            or (self._in_backward and kind.may_meet)
         ):
             return self._see_any(func, types, args, kwargs or {})
-        place, node = self.here, None
-        if self._in_backward:
-            if kind.may_meet:
-                return self._see_any(func, types, args, kwargs or {})
-            place = self._place_of_node(place)
-            node = self._node
-        self._last_place = place
-        start_ns = time_ns()
-        out = kind.call(*args, **kwargs) if kwargs else kind.call(*args)
-        end_ns = time_ns()
-        arithmetic, draws = NO_ARITHMETIC, False
-        if kind.is_view:
-            found = self._glance_at_view(args[0], start_ns)
-        else:
-            found = None if kwargs and kind.keywords_may_hold else self._glance(kind, args, out, start_ns)
-        if kind.has_arithmetic:
-            products = None if found is None or kwargs else kind.products
-            known = None if products is None else _known_product(products, args)
-            arithmetic = known or arithmetic_of(kind.counted_by, args, kwargs, out, self._log.uncounted)
-        if found is None:
-            found = self._look(kind, args, kwargs or {}, out, start_ns)
-        if self.names_nodes and not self._in_backward:
-            node = _get_sequence_nr()
-        if kind.is_random:
-            draws = not is_without_dropout(kind.dropout_position, args, kwargs or {})
-        inputs, outputs, read_bytes, written_bytes = found
-        if written_bytes and written_bytes >= self._large_bytes:
-            self._see_large(written_bytes, inputs)
-        if self._is_at_leaf and self._in_backward and kind.name in _ACCUMULATING and inputs:
-            self._log.accumulated.append((start_ns, inputs[-1]))
-        flat += (
-            start_ns, end_ns, kind.name, place, node, arithmetic, read_bytes, written_bytes, draws,
-            len(inputs), len(outputs), *inputs, *outputs,
-        )  # fmt: skip
-        self._num_left -= 1
+        out: Any = _NOT_YET
+        is_ours = True  # what runs now
+        try:
+            place, node = self.here, None
+            if self._in_backward:
+                place, node = self._place_of_node(place), self._node
+            else:
+                self._count_autocasts()
+            self._last_place = place
+            start_ns = time_ns()
+            is_ours = False
+            out = kind.call(*args, **kwargs) if kwargs else kind.call(*args)
+            is_ours = True
+            end_ns = time_ns()
+            arithmetic, draws = NO_ARITHMETIC, False
+            if kind.is_view:
+                found = self._glance_at_view(args[0], start_ns)
+            else:
+                found = None if kwargs and kind.keywords_may_hold else self._glance(kind, args, out, start_ns)
+            if kind.has_arithmetic:
+                products = None if found is None or kwargs else kind.products
+                known = None if products is None else known_product(products, args)
+                arithmetic = known or arithmetic_of(kind.counted_by, args, kwargs, out, self._log.uncounted)
+            if found is None:
+                found = self._look(kind, args, kwargs or {}, out, start_ns)
+            if self.names_nodes and not self._in_backward:
+                node = _get_sequence_nr()
+            if kind.is_random:
+                draws = not is_without_dropout(kind.dropout_position, args, kwargs or {})
+            inputs, outputs, read_bytes, written_bytes = found
+            if written_bytes and written_bytes >= self._large_bytes:
+                self._see_large(written_bytes, inputs)
+            if self._is_at_leaf and self._in_backward and kind.name in _ACCUMULATING and inputs:
+                self._log.accumulated.append((start_ns, inputs[-1]))
+            flat += (
+                start_ns, end_ns, kind.name, place, node, arithmetic, read_bytes, written_bytes, draws,
+                len(inputs), len(outputs), *inputs, *outputs,
+            )  # fmt: skip
+            self._num_left -= 1
+        except Exception as error:
+            if not is_ours:
+                raise
+            self._fail(error)
+            if out is _NOT_YET:
+                return func(*args, **(kwargs or {}))
         return out
 
     def _see_any(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -171,51 +173,71 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         kind = kinds.get(id(func))
         if kind is None:
-            # It has no schema, and runs operators where no mode sees them.
-            if not isinstance(func, OpOverload):
+            if not isinstance(
+                func, OpOverload
+            ):  # without a schema; it runs operators where no mode sees them
                 self._log.uncounted.add(str(func))
                 return func(*args, **kwargs)
-            kind = learn(func)
+            try:
+                kind = learn(func)
+            except Exception as error:
+                self._fail(error)
+                return func(*args, **kwargs)
         if types and has_wrapper(types):
             return NotImplemented
-        place = self._last_place = self._place_of_node(self.here) if self._in_backward else self.here
-        node = self._node if self._in_backward else None
-        start_mark = self._collectives.mark() if kind.is_collective else None
-        is_aside = kind.may_meet and self._in_backward and self._is_alone and may_be_overwritten(*args)
-        start_ns = time_ns()
-        if kind.is_collective:
-            with own_hooks_aside():
+        out: Any = _NOT_YET
+        is_ours = True
+        try:
+            place, node = self.here, None
+            if self._in_backward:
+                place, node = self._place_of_node(place), self._node
+            else:
+                self._count_autocasts()
+            self._last_place = place
+            start_mark = self._collectives.mark() if kind.is_collective else None
+            is_aside = kind.may_meet and self._in_backward and self._is_alone and may_be_overwritten(*args)
+            start_ns = time_ns()
+            is_ours = False
+            with own_hooks_aside() if kind.is_collective else _NOTHING_ASIDE:
                 out = func(*args, **kwargs)
-        else:
-            out = func(*args, **kwargs)
-        if is_aside:
-            self._log.added_aside.append((start_ns, time_ns(), self.address(args[0])))
-        end_ns = time_ns()
-        if kind.is_collective:
-            for tensor in self._collectives.record(func, args, kwargs, out, start_ns, place, start_mark):
-                self.name(tensor, "communication", "")
-        if kind.is_sharding:
-            for tensor, category in named_tensors(kind.name, args, kwargs):
-                self.name(tensor, category, "")  # of the unit that it was made for
-        # Autograd makes an operator's node just before it runs; what runs next without one is not its.
-        if self.names_nodes and not self._in_backward:
-            node = _get_sequence_nr()
-        arithmetic, draws = NO_ARITHMETIC, False
-        if kind.has_arithmetic:
-            arithmetic = arithmetic_of(kind.counted_by, args, kwargs, out, self._log.uncounted)
-        if kind.is_random:
-            draws = not is_without_dropout(kind.dropout_position, args, kwargs)
-        inputs, outputs, read_bytes, written_bytes = self._look(kind, args, kwargs, out, start_ns)
-        if written_bytes and written_bytes >= self._large_bytes:
-            self._see_large(written_bytes, inputs)
-        if self._is_at_leaf and self._in_backward and kind.name in _ACCUMULATING and inputs:
-            self._log.accumulated.append((start_ns, inputs[-1]))
-        self._flat += (
-            start_ns, end_ns, kind.name, place, node, arithmetic, read_bytes, written_bytes, draws,
-            len(inputs), len(outputs), *inputs, *outputs,
-        )  # fmt: skip
-        self._num_left -= 1
+            is_ours = True
+            if is_aside:
+                self._log.added_aside.append((start_ns, time_ns(), self.address(args[0])))
+            end_ns = time_ns()
+            if kind.is_collective:
+                for tensor in self._collectives.record(func, args, kwargs, out, start_ns, place, start_mark):
+                    self.name(tensor, "communication", "")
+            if kind.is_sharding:
+                for tensor, category in named_tensors(kind.name, args, kwargs):
+                    self.name(tensor, category, "")  # of the unit that it was made for
+            # Autograd makes an operator's node just before it runs; what runs next without one is not its.
+            if self.names_nodes and not self._in_backward:
+                node = _get_sequence_nr()
+            arithmetic = NO_ARITHMETIC
+            if kind.has_arithmetic:
+                arithmetic = arithmetic_of(kind.counted_by, args, kwargs, out, self._log.uncounted)
+            draws = kind.is_random and not is_without_dropout(kind.dropout_position, args, kwargs)
+            inputs, outputs, read_bytes, written_bytes = self._look(kind, args, kwargs, out, start_ns)
+            if written_bytes and written_bytes >= self._large_bytes:
+                self._see_large(written_bytes, inputs)
+            if self._is_at_leaf and self._in_backward and kind.name in _ACCUMULATING and inputs:
+                self._log.accumulated.append((start_ns, inputs[-1]))
+            self._flat += (
+                start_ns, end_ns, kind.name, place, node, arithmetic, read_bytes, written_bytes, draws,
+                len(inputs), len(outputs), *inputs, *outputs,
+            )  # fmt: skip
+            self._num_left -= 1
+        except Exception as error:
+            if not is_ours:
+                raise
+            self._fail(error)
+            if out is _NOT_YET:
+                return func(*args, **kwargs)
         return out
+
+    def _fail(self, error: BaseException) -> None:
+        self.is_active = False
+        self._tell(error)
 
     def _see_large(self, written_bytes: int, inputs: list[int]) -> None:
         """Where the peak may be. The operator itself holds what it is given, a backward's node more than its operators are."""
@@ -287,11 +309,9 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """What any operator reads and makes."""
         inputs: list[int] = []
         self._read(args, inputs, now_ns)
-        if kwargs:
-            self._read(kwargs.values(), inputs, now_ns)
+        self._read(kwargs.values(), inputs, now_ns)
         outputs: list[Any] = []
-        if out is not None:
-            self._write((out,), inputs, outputs)
+        self._write((out,), inputs, outputs)
         return inputs, outputs, *traffic_of(kind.counted_by, args, kwargs, out)
 
     def _read(self, values: Iterable[Any], inputs: list[int], now_ns: int) -> None:
@@ -380,19 +400,3 @@ class LabelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # Else census.py has asked the allocator.
             if storage.resizable() and not (self._may_be_shared and storage.is_shared()):
                 self.sightings[address] = Sighting(now_ns, storage.nbytes(), *self.describe(tensor))
-
-
-def _known_product(products: dict[Any, Arithmetic], tensors: tuple[Any, ...]) -> Arithmetic | None:
-    try:
-        return products.get(tuple(map(_shape_of, tensors)))
-    except RuntimeError:  # nested, of strided ones: they have no shape
-        return None
-
-
-def _presence(device: torch.device) -> Callable[[torch.Tensor], bool] | None:
-    """Whether a tensor is on the device; None where all tensors with memory are in the host's."""
-    if torch.accelerator.current_accelerator() is None:
-        return None
-    if device.type == "cpu" or torch.accelerator.device_count() == 1:
-        return attrgetter(f"is_{device.type}")
-    return lambda tensor: is_on(tensor, device)

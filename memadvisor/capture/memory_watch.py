@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 from torch._C._autograd import _pop_saved_tensors_default_hooks, _push_saved_tensors_default_hooks
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from memadvisor.capture.compiled import never_compiled_itself
 from memadvisor.capture.cpu_account import CpuAccount
 from memadvisor.capture.operator_kinds import NAMESPACES_OF_COLLECTIVES
+from memadvisor.capture.own_mode import OwnMode
 from memadvisor.capture.position import Position
 from memadvisor.capture.saved_hooks import without_cycle
 from memadvisor.capture.tensor_storage import describe, has_wrapper, storage_address, tensors_in
@@ -55,26 +56,28 @@ class Refusal:
     allocated_bytes: int
 
 
-class MemoryWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class MemoryWatch(OwnMode):
     """Watches this thread's operators from `start` to `stop`. `cpu` None: it imposes no limit, and only labels.
 
-    `on_refusal` is told before the error is raised.
+    `on_refusal` is told before the error is raised, `fail` of what of ours raises, and the operator runs all the same.
     """
 
-    def __init__(self, position: Position, limit_bytes: int, on_refusal: Callable[[Refusal], None]) -> None:
+    def __init__(
+        self,
+        position: Position,
+        limit_bytes: int,
+        on_refusal: Callable[[Refusal], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.limit_bytes = limit_bytes
         self.cpu: CpuAccount | None = None
         self._position = position
         self._on_refusal = on_refusal
+        self._fail = fail
         self._blocks: dict[int, LiveBlock] = {}  # by the storage's identity
         self._pid = os.getpid()
         self._is_active = False
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        # Without this a mode switches torch.compile off, for good.
-        return True
 
     def start(self) -> None:
         self._is_active = True
@@ -105,8 +108,13 @@ class MemoryWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 out = func(*args, **(kwargs or {}))
         else:
             out = func(*args, **(kwargs or {}))
-        for tensor in tensors_in(out):
-            self._meet(tensor, func)
+        try:
+            for tensor in tensors_in(out):
+                self._meet(tensor, func)
+        except Exception as error:
+            self._is_active = False
+            self._fail(error)
+            return out
         if self.cpu is not None and self.cpu.allocated_bytes() > max(before_bytes, self.limit_bytes):
             taken_bytes = self.cpu.allocated_bytes() - before_bytes
             # The traceback holds this frame, and must not keep what the operator took.

@@ -2,7 +2,8 @@
 
 What is under way when it stops writes its end all the same, 16 bytes, to where its event was: memory that is somebody
 else's by then. Such are spans that Python code opens and closes (torch's own round `Optimizer.step`, in which a step
-ends, and the script's), nodes of autograd's with hooks in them, and functions whose forwards are Python's.
+ends, and the script's), nodes of autograd's with hooks in them, functions whose forwards are Python's, and operators that
+ask what to keep for the backward.
 """
 
 from __future__ import annotations
@@ -12,24 +13,37 @@ import sys
 import threading
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._C import _current_graph_task_id
 from torch.autograd.function import Function
 from torch.autograd.profiler import record_function
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from memadvisor.capture.compiled import never_compiled
+from memadvisor.capture.optimizer_hooks import tell_of_updates
+from memadvisor.run.say import say
 
 _OPERATOR_IN_PYTHON = "__torch_dispatch__"
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_called_by_operators: set[CodeType] = set()
+
+
+def called_by_operators(function: _Function) -> _Function:
+    """Operators call this one of ours from inside (a hook on what autograd keeps)."""
+    _called_by_operators.add(function.__code__)
+    return function
 
 
 def is_inside_operator() -> bool:
     """Whether what runs in this thread was called by autograd's engine, by a function of the script's or by an operator."""
     if _is_in_backward():
         return True
-    forwards = _forwards_of_functions()
+    inside = _forwards_of_functions() | _called_by_operators
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code in forwards or frame.f_code.co_name == _OPERATOR_IN_PYTHON:
+        if frame.f_code in inside or frame.f_code.co_name == _OPERATOR_IN_PYTHON:
             return True
         frame = frame.f_back
     return False
@@ -54,21 +68,31 @@ def _forwards_of_functions() -> set[CodeType]:
 _waiting: dict[int, list[Callable[[], None]]] = {}  # by thread
 
 
-def when_backward_is_over(call: Callable[[], None]) -> None:
-    """Make `call` at once, or, where autograd's engine is at work in this thread, when `see_backward_end` is told.
+def when_outside_operators(call: Callable[[], None]) -> None:
+    """Make `call` at once, or, where something is under way in this thread, as soon as none is: that
+    is looked for where a backward ends (`look_outside`), and where modules' calls and updates begin and end.
 
     What the engine has taken over of a thread's state, its dispatch modes too, it puts back behind each node."""
-    if _is_in_backward():
-        _waiting.setdefault(threading.get_ident(), []).append(call)
-    else:
+    if not is_inside_operator():
         call()
+        return
+    waiting = _waiting.setdefault(threading.get_ident(), [])
+    waiting.append(call)
+    if len(waiting) == 1:
+        look = never_compiled(lambda *_: look_outside())
+        handles = [register_module_forward_pre_hook(look), register_module_forward_hook(look)]
+        waiting += [handle.remove for handle in handles]
+        waiting.append(tell_of_updates(look, look))
 
 
-def see_backward_end() -> None:
-    """A backward has ended in this thread, maybe inside another."""
-    if _waiting and not _is_in_backward():
+def look_outside() -> None:
+    """Whether what waits for the end of something in this thread may be done now."""
+    if _waiting and threading.get_ident() in _waiting and not is_inside_operator():
         for call in _waiting.pop(threading.get_ident(), ()):
-            call()
+            try:
+                call()
+            except Exception as error:
+                say(f"memadvisor: {type(error).__name__} while it stopped recording")
 
 
 def _is_in_backward() -> bool:

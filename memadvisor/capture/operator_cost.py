@@ -6,6 +6,7 @@ from shapes alone is counted once for each combination of shapes.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from memadvisor.capture.flops import NO_ARITHMETIC, depends_on_shapes_alone, flo
 from memadvisor.capture.tensor_storage import NO_TENSORS, PLAIN_TENSORS
 from memadvisor.capture.traffic import Rule, moved_bytes, rule_of
 
-_STRIDED = torch.strided
+_STRIDED, _shape_of = torch.strided, attrgetter("shape")
 _COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
 
 
@@ -35,6 +36,14 @@ def counted_by(func: Any) -> CountedBy:
         by_shapes={} if depends_on_shapes_alone(func) else None,
         rule=None if func.namespace in _COLLECTIVES else rule_of(func),
     )
+
+
+def known_product(products: dict[Any, Arithmetic], tensors: tuple[Any, ...]) -> Arithmetic | None:
+    """What was counted of these shapes before."""
+    try:
+        return products.get(tuple(map(_shape_of, tensors)))
+    except RuntimeError:  # nested, of strided ones: they have no shape
+        return None
 
 
 def arithmetic_of(

@@ -119,7 +119,9 @@ class OutOfMemoryLog:
         self._cpu = cpu
         if self._limit_bytes is not None:
             self._teller.position.is_watched = True
-            self._watch = MemoryWatch(self._teller.position, self._limit_bytes, self._refuse)
+            self._watch = MemoryWatch(
+                self._teller.position, self._limit_bytes, self._refuse, self._teller.fail
+            )
             if torch.version.cuda is None:  # else the first model tells whose memory is meant
                 self._watch.cpu = cpu
             self._watch.start()

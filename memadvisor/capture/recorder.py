@@ -21,6 +21,7 @@ from memadvisor.capture.gauges import Gauges
 from memadvisor.capture.hooks import Hooks
 from memadvisor.capture.live_storages import rows_of_known
 from memadvisor.capture.models import Models
+from memadvisor.capture.open_spans import look_outside
 from memadvisor.capture.out_of_memory import OutOfMemoryLog, place_of_failure
 from memadvisor.capture.position import Position
 from memadvisor.capture.spans import SpanLog
@@ -50,8 +51,10 @@ class Recorder:
         self._has_updated_in_pass = False  # an optimizer stepped inside the backward that is running
         self._is_end_of_step = False  # the last update is
         self._spans: SpanLog | None = None  # there is none before the first model is called
-        known, writer = self._known_tensors, self._writer
-        self._tracing = Tracing(options.trace_step, self._position, writer, self._models, known, self.note)
+        known, writer, position = self._known_tensors, self._writer, self._position
+        self._tracing = Tracing(
+            options.trace_step, position, writer, self._models, known, self.note, self.fail
+        )
         self.change_thread = self._tracing.change_thread
         self.profiler_starts, self.profiler_ends = self._tracing.profiler_starts, self._tracing.profiler_ends
         self._backward_steps = BackwardSteps()
@@ -62,8 +65,6 @@ class Recorder:
         self._writer.write_process(self._gauges.device)
         self.hooks = Hooks(self, self._models.is_of_model)
         self._memory.start(self._gauges.cpu)
-
-    # ---- what the hooks tell -------------------------------------------------------------------
 
     @property
     def position(self) -> Position:
@@ -225,8 +226,6 @@ class Recorder:
         text = say_stopped(error)
         self._shut_down(lambda: self._writer.write_note("error", text))
 
-    # ---- what others may say --------------------------------------------------------------------
-
     @property
     def rank(self) -> int:
         """As the launcher counts, or the script that started this process."""
@@ -242,6 +241,7 @@ class Recorder:
 
     def finish(self, exit_code: int, exception: str | None) -> None:
         """The script has ended. Nothing happens in a forked child, or after a failure."""
+        look_outside()
         if self._is_over or os.getpid() != self._pid:
             return
         self._is_over = True

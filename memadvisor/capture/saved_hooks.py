@@ -19,6 +19,7 @@ from memadvisor.capture.compiled import never_compiled
 from memadvisor.capture.holders import Holders, SavedStorage
 from memadvisor.capture.label_log import LabelLog, SavedTensor
 from memadvisor.capture.labels import LabelMode
+from memadvisor.capture.open_spans import called_by_operators
 from memadvisor.capture.tensor_storage import PLAIN_TENSORS, plain_tensors
 
 
@@ -26,15 +27,29 @@ class SavedTensorHooks:
     """Pack and unpack hooks that give autograd back the very tensor, and note when it lets go."""
 
     def __init__(
-        self, mode: LabelMode, log: LabelLog, also: Callable[[torch.Tensor], None] | None = None
+        self,
+        mode: LabelMode,
+        log: LabelLog,
+        fail: Callable[[BaseException], None],
+        also: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
+        self._fail = fail  # told of what of ours raises, while autograd keeps what it would
         self._also = also  # autograd asks the innermost hooks alone
         self._mode = mode
         self._log = log
         self.holders = Holders(log)
 
+    @called_by_operators
     @never_compiled
     def pack(self, tensor: torch.Tensor) -> Any:
+        try:
+            return self._pack(tensor)
+        except Exception as error:
+            self._mode.is_active = False
+            self._fail(error)
+            return _Kept(without_cycle(tensor), None)
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
         mode = self._mode
         address = mode.address(tensor)
         if self._also is not None:

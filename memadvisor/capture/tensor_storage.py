@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -92,3 +93,12 @@ def tensors_in(values: Any) -> Iterable[torch.Tensor]:
 def is_on(tensor: torch.Tensor, device: torch.device) -> bool:
     """Whether a tensor is in this device's memory; where the device has no number, in that of any of its type."""
     return tensor.device.type == device.type and device.index in (None, tensor.device.index)
+
+
+def presence(device: torch.device) -> Callable[[torch.Tensor], bool] | None:
+    """Whether a tensor is on the device; None where all tensors with memory are in the host's."""
+    if torch.accelerator.current_accelerator() is None:
+        return None
+    if device.type == "cpu" or torch.accelerator.device_count() == 1:
+        return attrgetter(f"is_{device.type}")
+    return lambda tensor: is_on(tensor, device)

@@ -26,7 +26,7 @@ from memadvisor.capture.ledger import Resident
 from memadvisor.capture.meeting_gradients import as_added_in_place
 from memadvisor.capture.memory_watch import MemoryWatch
 from memadvisor.capture.module_calls import ModuleCallLog, SeenCall
-from memadvisor.capture.open_spans import is_inside_operator, when_backward_is_over
+from memadvisor.capture.open_spans import is_inside_operator, when_outside_operators
 from memadvisor.capture.position import Position
 from memadvisor.capture.saved_hooks import SavedTensorHooks
 from memadvisor.capture.tensor_storage import has_wrapper, is_on, plain_tensors, storage_address
@@ -55,7 +55,7 @@ class Trace:
 class Tracer:
     """Traces from construction to `finish` or `abandon`. Raises RuntimeError where it may not start.
 
-    `copies` are asked for once, at the start: a list that the step itself makes may be of its gradients (weight_copies.py).
+    `fail` is told of what of ours raises inside of the script's operators, which go on. `copies` are asked for once, at the start: a list that the step itself makes may be of its gradients (weight_copies.py).
     `cpu` is the CPU allocator's account, where it keeps one; `mark` marks a moment on the device. Of a step that
     `is_long` the allocator's events carry no operators, of which more are seen: what an operator allocates is of the
     operator that was dispatched, whatever it calls.
@@ -68,6 +68,7 @@ class Tracer:
         known: Callable[[], Iterable[Labelled]],
         *,
         copies: Callable[[], Iterable[torch.Tensor]] = tuple,
+        fail: Callable[[BaseException], None],
         cpu: CpuAccount | None,
         mark: Callable[[], Mark] | None = None,
         is_long: bool = False,
@@ -85,10 +86,10 @@ class Tracer:
         self._cpu = cpu
         self._has_truth = is_profiler_free()
         self.log = LabelLog()
-        self.collectives = CollectiveLog(mark if device.type == "cuda" else None)
-        self.mode = LabelMode(self.log, self.collectives, position, device, is_long=is_long)
+        self.collectives = CollectiveLog(mark if device.type == "cuda" else None, fail)
+        self.mode = LabelMode(self.log, self.collectives, position, device, fail, is_long=is_long)
         self._hooks = SavedTensorHooks(
-            self.mode, self.log, also=mode.mark_saved if isinstance(mode, MemoryWatch) else None
+            self.mode, self.log, fail, also=mode.mark_saved if isinstance(mode, MemoryWatch) else None
         )
         self.mode.look_who_holds = self._hooks.holders.look
         self.module_calls = ModuleCallLog(self.mode.address)
@@ -245,7 +246,7 @@ class Tracer:
     def abandon(self) -> None:
         """Switch everything off and forget the step."""
         self.mode.is_active = False
-        when_backward_is_over(self._abandon)
+        when_outside_operators(self._abandon)
 
     def _abandon(self) -> None:
         self._stop_labels()

@@ -39,7 +39,8 @@ Peaks = tuple[int | None, int | None]  # allocated, reserved
 class Tracing:
     """`tracer` is at work in the traced step alone; `has_trace` says whether that step could be finished.
 
-    `known` are the tensors that somebody can name; `note` writes a note of a level into the run.
+    `known` are the tensors that somebody can name; `note` writes a note of a level into the run; `fail`
+    is told of a failure of ours.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Tracing:
         models: Models,
         known: Callable[[], Iterable[Labelled]],
         note: Callable[[str, str], None],
+        fail: Callable[[BaseException], None],
     ) -> None:
         self.tracer: Tracer | None = None
         self.length_first = LengthFirst()
@@ -60,6 +62,7 @@ class Tracing:
         self._models = models
         self._known = known
         self._note = note
+        self._fail = fail
         self._has_started = False
         self._num_cut = 0
         self._sees_casts = True
@@ -74,8 +77,12 @@ class Tracing:
 
     def name(self, tensor: torch.Tensor, category: str, unit: str) -> None:
         """Somebody knows what a storage is."""
-        if self.tracer is not None:
+        if self.tracer is None:
+            return
+        try:
             self.tracer.mode.name(tensor, category, unit)
+        except Exception as error:  # an engine may say it
+            self._fail(error)
 
     def name_known(self) -> None:
         """The tensors that somebody can name by now."""
@@ -144,6 +151,7 @@ class Tracing:
                 device,
                 self._known,
                 copies=partial(weight_copies, self._models),
+                fail=self._fail,
                 cpu=cpu,
                 mark=mark,
                 is_long=self._num_nodes > _NODES_OF_LONG_STEP,

@@ -29,6 +29,7 @@ from memadvisor.capture.product_precision import float32_products
 from memadvisor.capture.rows import collective_rows, module_call_rows, operator_read_rows, operator_rows
 from memadvisor.capture.tracer import Trace
 from memadvisor.capture.updates import existing_optimizers
+from memadvisor.own_hooks import hooks_aside
 from memadvisor.run.allocator_records import LiveStorage, OutOfMemory
 from memadvisor.run.documents import Ending, Note, ProcessInfo
 from memadvisor.run.frames import MAX_JOURNAL_RAW_BYTES
@@ -123,7 +124,8 @@ class RankWriter:
         """What the engine's recomputation takes here beside a forward, and its rounding; a run without it predicts without it."""
         if self._options.measure_engines is None or device.type != "cpu":
             return
-        with contextlib.suppress(Exception):  # a mode of the script's may be in force
+        # A mode of the script's may be in force; its hooks would be asked what our own trainings keep.
+        with contextlib.suppress(Exception), hooks_aside(lambda pack: True):
             self._engines_s = self._options.measure_engines()
             self.write_process(device)
 

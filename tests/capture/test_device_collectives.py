@@ -14,6 +14,10 @@ from memadvisor.capture.position import Position
 from memadvisor.capture.rows import collective_rows
 
 
+def fail(error):
+    raise error
+
+
 class Device:
     """Its stream comes to the n-th mark at 1000 + n seconds, once it `has_run`."""
 
@@ -36,8 +40,8 @@ def group():
 
 def traced(device, work):
     """The calls that `work` made."""
-    log = CollectiveLog(device.mark)
-    mode = LabelMode(LabelLog(), log, Position(), torch.device("cpu"))
+    log = CollectiveLog(device.mark, fail)
+    mode = LabelMode(LabelLog(), log, Position(), torch.device("cpu"), fail)
     log.watch(mode, mode.live_place)
     try:
         with mode:

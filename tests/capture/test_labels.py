@@ -13,9 +13,13 @@ from memadvisor.capture.position import Position
 from memadvisor.capture.saved_hooks import without_cycle
 
 
+def fail(error):
+    raise error
+
+
 class BothWays(LabelMode):
     def __init__(self):
-        super().__init__(LabelLog(), CollectiveLog(), Position(), torch.device("cpu"))
+        super().__init__(LabelLog(), CollectiveLog(None, fail), Position(), torch.device("cpu"), fail)
         self.glanced = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):

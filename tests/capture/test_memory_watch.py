@@ -25,7 +25,7 @@ def account():
 @pytest.fixture
 def watch(account):
     refused = []
-    made = MemoryWatch(Position(), account.allocated_bytes() + 10_000_000, refused.append)
+    made = MemoryWatch(Position(), account.allocated_bytes() + 10_000_000, refused.append, pytest.fail)
     made.refused = refused
     made.cpu = account
     made.start()
@@ -51,6 +51,15 @@ def test_what_was_refused_is_free_again(watch, account):
             torch.zeros(3_000_000)
     gc.collect()
     assert account.allocated_bytes() == before_bytes
+
+
+def test_what_of_ours_fails_stops_no_operator(watch, monkeypatch):
+    told = []
+    watch._fail = told.append
+    monkeypatch.setattr(watch, "_meet", lambda tensor, func: 1 / 0)
+
+    assert torch.ones(3).add(1).tolist() == [2, 2, 2]
+    assert [type(error) for error in told] == [ZeroDivisionError]
 
 
 def test_a_block_is_forgotten_when_its_storage_is_freed(watch):
@@ -97,7 +106,7 @@ def test_gradients_are_the_same_with_the_watch():
         return [*first, *torch.autograd.grad(sum(g.square().sum() for g in first), parameters)]
 
     plain = gradients()
-    watch = MemoryWatch(Position(), 2**40, lambda refusal: None)
+    watch = MemoryWatch(Position(), 2**40, lambda refusal: None, pytest.fail)
     watch.start()
     watched = gradients()
     watch.stop()

@@ -16,8 +16,8 @@ from memadvisor.capture import truth
 from memadvisor.capture.open_spans import (
     end_script_spans,
     is_inside_operator,
-    see_backward_end,
-    when_backward_is_over,
+    look_outside,
+    when_outside_operators,
 )
 from memadvisor.capture.truth import AllocatorAccount
 
@@ -200,16 +200,16 @@ def test_what_runs_inside_an_operator_is_told():
         @staticmethod
         def backward(ctx, gradient):
             seen.append(is_inside_operator())
-            when_backward_is_over(lambda: seen.append("after"))
+            when_outside_operators(lambda: seen.append("after"))
             inner = torch.ones(1, requires_grad=True)
             with torch.enable_grad():
                 inner.sum().backward()
-            see_backward_end()  # of the inner one
+            look_outside()  # of the inner one
             seen.append("before")
             return 2 * gradient
 
     Twice.apply(torch.ones(2, requires_grad=True)).sum().backward()
-    see_backward_end()
+    look_outside()
 
     assert seen == [True, True, "before", "after"]
     assert not is_inside_operator()

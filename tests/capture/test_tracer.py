@@ -16,6 +16,10 @@ class Broken(Exception):
     pass
 
 
+def fail(error):
+    raise error
+
+
 def breaking(*args, **kwargs):
     raise Broken
 
@@ -32,7 +36,7 @@ def test_one_that_cannot_start(monkeypatch, place):
     owner, _, name = place.rpartition(".")
     monkeypatch.setattr(getattr(module, owner) if owner else module, name, breaking)
     with pytest.raises(Broken):
-        Tracer(Position(), CPU, lambda: (), cpu=None)
+        Tracer(Position(), CPU, lambda: (), fail=fail, cpu=None)
 
     assert_all_is_off()
 
@@ -40,7 +44,7 @@ def test_one_that_cannot_start(monkeypatch, place):
 @pytest.mark.parametrize("place", ["make_account", "Named"])
 def test_one_that_cannot_end(monkeypatch, place):
     tensor = torch.ones(3)
-    tracer = Tracer(Position(), CPU, lambda: [(tensor, "parameter", "")], cpu=None)
+    tracer = Tracer(Position(), CPU, lambda: [(tensor, "parameter", "")], fail=fail, cpu=None)
     monkeypatch.setattr(module, place, breaking)
     with pytest.raises(Broken):
         tracer.finish()
