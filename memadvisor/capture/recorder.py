@@ -307,7 +307,7 @@ class Recorder:
             return
         self._updates.last_end = None
         if self.is_tracing:
-            self._tracing.postpone()
+            self._tracing.postpone(self._updates.cycle.settle)
         step = self._spans.end_with_update(end)
         step.traced = self._spans.step.traced = False
         self._write_step(ClosedStep(step, end, None, None, None), time.monotonic())

@@ -9,6 +9,10 @@ before. Where that turns out wrong:
 - An update after the end belongs to the ended step if no backward pass came in between, and is then the one that
   the next step is expected to end with; after a backward pass it opens the next step.
 
+- Where steps end late again and again, no update is the right end: an actor is updated twice after every second update of
+  its critics (SAC in cleanrl). Once `settle` says so, each step ends with the update that was made most often, the first
+  of these, whatever else it holds, as long as that is made.
+
 So optimizers that step one after another, each of its own parameters, make one step; so do a GAN's two; a critic
 that is updated twice a round makes two; an optimizer that steps every k-th time changes nothing. What is left when
 the script ends is a step of its own if it holds an update that was never made before, or more often than there are
@@ -19,6 +23,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection
+
+_MOST_OF_A_KIND = 8  # updates in a step, until the one that steps end with counts as made no more
 
 
 class StepCycle:
@@ -31,6 +37,7 @@ class StepCycle:
         self._existing = existing
         self._expected: frozenset[int] | None = None  # of the first step
         self._last: int | None = None  # what a step is expected to end with
+        self._is_settled = False
         self._this: list[int] = []
         self._ended: set[int] = set()
         self._num_made: Counter[int] = Counter()
@@ -42,17 +49,24 @@ class StepCycle:
 
     def before(self, update: int) -> bool:
         """True: the training step had ended with the previous update, and nobody has said so yet."""
-        if update not in self._this:
+        if self._this.count(update) < (_MOST_OF_A_KIND if self._is_settled else 1):
             return False
+        self._is_settled = False
         self._end()
         return True
+
+    def settle(self) -> None:
+        """A step was to end in time, and again did not."""
+        self._is_settled = True
+        [(self._last, _)] = self._num_made.most_common(1)
 
     def after(self, update: int) -> bool:
         """True: this update ends the training step."""
         self._num_made[update] += 1
         if self._belongs_to_ended(update):
             self._ended.add(update)
-            self._last = update
+            if not self._is_settled:
+                self._last = update
             return False
         self._this.append(update)
         if self._is_last(update):
@@ -78,7 +92,8 @@ class StepCycle:
         return self._expected <= set(self._this)
 
     def _end(self) -> None:
-        self._last = self._this[-1]
+        if not self._is_settled:
+            self._last = self._this[-1]
         self._ended = set(self._this)
         self._num_ended += 1
         self._this.clear()

@@ -26,7 +26,8 @@ from memadvisor.capture.writer import RankWriter
 from memadvisor.run.records import Storage
 
 _MOST_STEPS_TO_WAIT = 20  # for the script to end a profiler of its own
-_MOST_CUT_TRACES = 3  # by want of memory, or by an end that nobody expected
+_MOST_CUT_TRACES = 3  # by want of memory
+_MOST_POSTPONED = 6  # because of an end that nobody expected
 _NODES_OF_LONG_STEP = (
     2_000  # autograd's; there are 4 or 5 operators a node, so the profiler takes some 100 MB of them
 )
@@ -64,7 +65,7 @@ class Tracing:
         self._note = note
         self._fail = fail
         self._has_started = False
-        self._num_cut = 0
+        self._num_cut = self._num_postponed = 0
         self._sees_casts = True
         self._script_profiles = False
         self._last_node: int | None = None  # autograd's, that this thread had made when the last step ended
@@ -216,11 +217,14 @@ class Tracing:
             return None
         return tracer.finish().account.storages
 
-    def postpone(self) -> None:
-        """The step that is traced had ended some while ago; a later one is traced instead."""
+    def postpone(self, settle: Callable[[], None] = lambda: None) -> None:
+        """The step that is traced had ended some while ago; a later one is traced instead. Where none ends in time, `settle`
+        is called, and steps end otherwise."""
         self.drop()
-        self._num_cut += 1
-        self._has_started = self._num_cut >= _MOST_CUT_TRACES
+        self._num_postponed += 1
+        if self._num_postponed == _MOST_CUT_TRACES:
+            settle()
+        self._has_started = self._num_postponed >= _MOST_POSTPONED
         if self._has_started:
             self._note("warning", "No step was traced: where the steps end could not be foreseen.")
 

@@ -179,6 +179,32 @@ def test_updates_inside_the_backward_end_the_step_with_the_pass(tmp_path):
     assert [step.num_micro_batches for step in rank.steps] == [1] * 5
 
 
+def test_a_step_is_traced_where_no_end_is_right(tmp_path):
+    """An actor and a temperature are updated twice, after every second update of the critic: wherever a step is expected to
+    end, the next one would hold an update twice. Once three traces were cut for it, a step ends with the critic's."""
+    critic, actor, temperature = nn.Linear(4, 4), nn.Linear(4, 4), torch.zeros(1, requires_grad=True)
+    optimizers = [
+        torch.optim.SGD(each, lr=0.1) for each in (critic.parameters(), actor.parameters(), [temperature])
+    ]
+
+    def update(number, loss):
+        optimizers[number].zero_grad()
+        loss.backward()
+        optimizers[number].step()
+
+    def train():
+        for number in range(12):
+            update(0, critic(torch.ones(2, 4)).sum())
+            for _ in range(2 if number % 2 == 0 else 0):
+                update(1, critic(actor(torch.ones(2, 4))).sum())
+                update(2, temperature.exp().sum())
+
+    rank = record(tmp_path, train)
+
+    assert rank.traced_step is not None and not rank.notes
+    assert updates(rank)[-4:] == [1, 5, 1, 5] or updates(rank)[-5:-1] == [5, 1, 5, 1]
+
+
 def test_an_optimizer_of_another_training_that_was_not_collected_yet_is_not_waited_for(tmp_path):
     other = nn.Linear(4, 4)
     left_over = torch.optim.SGD(other.parameters(), lr=0.1)
