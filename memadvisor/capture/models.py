@@ -11,7 +11,7 @@ import torch
 
 from memadvisor.capture.askers import Askers, is_all_of
 from memadvisor.capture.module_info import ModuleInfo, module_infos, new_prefix, parameter_row, unnamed_info
-from memadvisor.capture.owners import frozen_owner, trained_owner
+from memadvisor.capture.owners import frozen_owner, parts_beside, trained_owner
 from memadvisor.capture.script_shards import shard_groups
 from memadvisor.capture.tensor_parallel import num_data_dims, own_shape, tensor_parallel
 from memadvisor.capture.unstepped import LOOSE, note_of_uncalled
@@ -91,13 +91,17 @@ class Models:
     def discover_owners(self, parameters: Iterable[torch.Tensor]) -> bool:
         """Find the models that own these parameters, though no call of theirs was seen; False: there are none.
 
-        A model that is compiled together with its caller runs no hook.
+        A model that is compiled together with its caller runs no hook. What is around known models is none of its own
+        (an agent that holds an actor, its critics and a temperature): there it is what holds the parameters beside them.
         """
-        wanted = {id(parameter) for parameter in parameters}
+        wanted, known = {id(parameter) for parameter in parameters}, {id(root) for _, root in self.roots()}
         found = False
         for module in outermost_modules(torch.nn.Module):
-            if any(id(parameter) in wanted for parameter in module.parameters()):
-                self.discover(module)
+            if not any(id(parameter) in wanted for parameter in module.parameters()):
+                continue
+            is_apart = known.isdisjoint(map(id, module.modules()))
+            for part in [module] if is_apart else parts_beside(module, known, wanted):
+                self.discover(part) if is_apart else self._add_root(part)
                 found = True
         return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import torch
 
@@ -44,3 +44,16 @@ def frozen_owner(part: torch.nn.Module, known: Collection[int]) -> torch.nn.Modu
     ]
     owner = max(around, key=lambda entry: entry[0], default=(0, part))[1]
     return None if owner is part or id(owner) in known or unwrap(owner) is not owner else owner
+
+
+def parts_beside(
+    module: torch.nn.Module, known: Collection[int], wanted: Collection[int]
+) -> Iterator[torch.nn.Module]:
+    """Inside a module around models of these ids: the largest parts that hold parameters `wanted`, and none of the models."""
+    for part in module.children():
+        if id(part) in known or not any(id(parameter) in wanted for parameter in part.parameters()):
+            continue
+        if any(id(each) in known for each in part.modules()):
+            yield from parts_beside(part, known, wanted)
+        else:
+            yield part

@@ -346,3 +346,36 @@ def test_a_model_whose_only_part_is_called_beside_it_stays_the_model(tmp_path):
     around = Loss(model)
     units, _ = _units_of(tmp_path, lambda observed: around(observed), model, lambda x: model(x)[0].mean())
     assert units == ["net.body", "net.policy", "net.value"]
+
+
+def test_what_an_optimizer_trains_beside_known_models_joins_none_of_them(tmp_path):
+    """An agent holds its actor, its critic and a temperature, whose own optimizer steps behind the first step's end."""
+
+    class Temperature(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.log = nn.Parameter(torch.zeros(1))
+
+    agent = nn.Module()
+    agent.actor, agent.critic, agent.temperature = nn.Linear(4, 4), nn.Linear(4, 1), Temperature()
+    optimizers = [torch.optim.Adam(part.parameters(), lr=0.1) for part in agent.children()]
+    agent.spare = nn.Linear(4, 4)  # nobody trains it, so that the agent is no model
+
+    def update(optimizer, loss):
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(5):
+            action = agent.actor(torch.ones(2, 4))
+            update(optimizers[1], agent.critic(action.detach()).sum())
+            update(optimizers[0], agent.critic(action).sum())
+            update(optimizers[2], agent.temperature.log.exp().sum())
+
+    rank = prof.run.ranks[0]
+    assert [(unit.name, unit.num_parameters) for unit in rank.units] == [
+        ("", 20),
+        ("model1", 5),
+        ("model2", 1),
+    ]
