@@ -132,7 +132,7 @@ class LabelMode(OwnMode):
             out = kind.call(*args, **kwargs) if kwargs else kind.call(*args)
             is_ours = True
             end_ns = time_ns()
-            arithmetic, draws = NO_ARITHMETIC, False
+            arithmetic = NO_ARITHMETIC
             if kind.is_view:
                 found = self._glance_at_view(args[0], start_ns)
             else:
@@ -145,8 +145,7 @@ class LabelMode(OwnMode):
                 found = self._look(kind, args, kwargs or {}, out, start_ns)
             if self.names_nodes and not self._in_backward:
                 node = _get_sequence_nr()
-            if kind.is_random:
-                draws = not is_without_dropout(kind.dropout_position, args, kwargs or {})
+            draws = kind.is_random and not is_without_dropout(kind.dropout_position, args, kwargs or {})
             inputs, outputs, read_bytes, written_bytes = found
             if written_bytes and written_bytes >= self._large_bytes:
                 self._see_large(written_bytes, inputs)
@@ -173,9 +172,8 @@ class LabelMode(OwnMode):
             return func(*args, **kwargs)
         kind = kinds.get(id(func))
         if kind is None:
-            if not isinstance(
-                func, OpOverload
-            ):  # without a schema; it runs operators where no mode sees them
+            # Without a schema it runs operators where no mode sees them.
+            if not isinstance(func, OpOverload):
                 self._log.uncounted.add(str(func))
                 return func(*args, **kwargs)
             try:
