@@ -88,8 +88,11 @@ class Activations:
 
 
 def activations(traced: TracedCalls | None) -> Activations | None:
-    """Join saved tensors with their storages. None when no step was traced."""
-    if traced is None:
+    """Join saved tensors with their storages. None when no step was traced, or a backward came of what nobody told of: hooks
+    of the script's were asked what to keep."""
+    if traced is None or (
+        not traced.rank.saved and any(row.phase == "backward" for row in traced.rank.operators)
+    ):
         return None
     lifetimes = sorted(_lifetimes(traced), key=lambda life: (life.born_s, life.storage_id))
     by_micro_batch: dict[int, int] = defaultdict(int)

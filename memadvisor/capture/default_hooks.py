@@ -30,6 +30,8 @@ class DefaultHooks:
         self._disable = _autograd._saved_tensors_hooks_disable
         self._enable = _autograd._saved_tensors_hooks_enable
         self._seen_again = unseen_by_checkpoints()
+        top = _top()
+        self.is_below = top is not None and not is_ours(top[0])  # of the script's
         with hooks_aside(lambda pack: not is_ours(pack)):
             _autograd._push_saved_tensors_default_hooks(*self._pair)
         _autograd._saved_tensors_hooks_disable = self._forbid

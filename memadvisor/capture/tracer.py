@@ -50,6 +50,7 @@ class Trace:
     idle_casts: Sequence[SeenCast] = ()
     is_inflated: bool = False  # the profiler held what would have been freed (idle_casts.py)
     nestings: Sequence[tuple[int, int]] = ()  # as `LabelLog` has them
+    is_unasked: bool = False  # hooks of the script's were asked what autograd keeps
 
 
 class Tracer:
@@ -101,6 +102,7 @@ class Tracer:
         self.offset_ns = monotonic_less_wall_ns()
         self._end_ns: int | None = None  # where it is held
         self._default_hooks: DefaultHooks | None = None
+        self._is_unasked = False
         self._truth: AllocatorAccount | None = None  # while it records
         try:
             self._start_layers()
@@ -121,6 +123,7 @@ class Tracer:
         self.collectives.watch(self.mode, self.mode.live_place)
         self.mode.__enter__()  # type: ignore[no-untyped-call]
         self._default_hooks = DefaultHooks(self._hooks.pack, self._hooks.unpack)
+        self._is_unasked = self._default_hooks.is_below
         self.mode.note_place()
 
     @staticmethod
@@ -238,6 +241,7 @@ class Tracer:
             idle_casts=() if truth is None else truth.idle_casts,
             is_inflated=truth is not None and truth.is_inflated,
             nestings=self.log.nestings,
+            is_unasked=self._is_unasked,
         )
 
     def _alive(self) -> list[Resident]:

@@ -186,6 +186,12 @@ class Tracing:
             return None
         if (elsewhere := what_is_elsewhere(models, device)) is not None:
             self._note("warning", elsewhere)
+        if trace.is_unasked:
+            self._note(
+                "warning",
+                "The script has hooks of its own on what autograd keeps (saved_tensors_hooks) around its steps, which are asked in "
+                "place of ours: what is kept for the backward is not recorded.",
+            )
         snapshot = take_snapshot(device, step, nvml)
         if snapshot is not None:
             self._writer.write_allocator(snapshot)

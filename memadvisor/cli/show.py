@@ -21,6 +21,7 @@ from memadvisor.cli.printing import (
     print_sections,
     stdout_console,
 )
+from memadvisor.cli.tables import NOT_RECORDED
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.hardware.load import load_hardware, named_hardware
@@ -114,15 +115,15 @@ def _short_lines(analysis: Analysis) -> Iterator[RenderableType]:
     yield _short_peak(analysis)
     yield from summary.larger(analysis)
     states, kept, time = rank.model_states, rank.activations, rank.step_time
-    if states is not None and kept is not None:
+    if states is not None:
         yield _labelled(
             "states",
             f"{format_bytes(states.measured_bytes)} (theory {expected_text(states.theory_bytes)}); ",
-            f"kept for the backward {format_bytes(kept.saved_bytes)}",
-            summary_time.moved_text(kept),
+            f"kept for the backward {NOT_RECORDED if kept is None else format_bytes(kept.saved_bytes)}",
+            "" if kept is None else summary_time.moved_text(kept),
         )
     if time is None:
-        yield _labelled("step", "not recorded")
+        yield _labelled("step", NOT_RECORDED)
     else:
         phases = " + ".join(f"{name} {format_seconds(spent)}" for name, spent in time.by_phase_s.items())
         yield _labelled(

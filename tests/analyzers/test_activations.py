@@ -124,6 +124,11 @@ def test_without_a_traced_step_nothing_is_known():
     assert activations(traced_calls(make_run(traced_step=None).ranks[0])) is None
 
 
+def test_where_hooks_of_the_scripts_were_asked_nothing_is_known_rather_than_none_kept():
+    rank = dataclasses.replace(make_run().ranks[0], saved=())
+    assert activations(traced_calls(rank)) is None
+
+
 def test_what_a_second_forward_saves_lives_for_one_backward_and_is_in_no_sum():
     """A reentrant checkpoint saves in the backward, one block after another: eight blocks' sum was twice the peak."""
     rows = [storage(storage_id=i, size_bytes=64) for i in range(3)]

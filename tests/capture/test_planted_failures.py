@@ -192,4 +192,6 @@ def test_hooks_that_the_script_has_around_its_steps_are_asked(tmp_path, plain, i
     expected = train_rounded()
     with memadvisor.profile(tmp_path / "run") as prof:
         assert train_rounded() == expected
-    assert prof.run.ranks[0].traced_step is not None
+    rank = prof.run.ranks[0]
+    assert rank.traced_step is not None
+    assert ["what is kept for the backward is not recorded" in note.text for note in rank.notes] == [True]
