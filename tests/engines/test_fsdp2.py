@@ -2,8 +2,10 @@
 
 import os
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -128,6 +130,17 @@ def profile_in_turn(rank: int, path: Path) -> Profile:
     return made
 
 
+def on_first(rank: int, make: Callable[[], Any]) -> Any:
+    """What the first rank makes, on all of them: it alone reads runs, which takes as long on each."""
+    values = [make() if rank == 0 else None]
+    dist.broadcast_object_list(values)
+    return values[0]
+
+
+def traced_peak(path: Path, number: int) -> int | None:
+    return memadvisor.load(path).ranks[number].traced_step.peak_allocated_bytes
+
+
 def loop(rank: int, folder: str) -> dict[str, object]:
     """Profile, advise, apply, profile again, in one pair of processes.
 
@@ -145,26 +158,33 @@ def loop(rank: int, folder: str) -> dict[str, object]:
         return Path(folder) / name
 
     plains = [profiled(f"plain-{number}") for number in range(3)]
-    lowest = min(plains, key=lambda path: captured_step(memadvisor.load(path)).peak_bytes)
-    step = captured_step(memadvisor.load(lowest))
+
+    def foreseen() -> tuple[int, object, dict[str, int]]:
+        """The budget, the advised plan, and the predicted peak of each."""
+        steps = [captured_step(memadvisor.load(path)) for path in plains]
+        step = min(steps, key=lambda step: step.peak_bytes)
+        budget = int(0.97 * step.peak_bytes)
+        best = memadvisor.advise(plains[steps.index(step)], memory=budget).best
+        assert best is not None
+        schedules = {
+            name: write_schedule(plan, step.units) for name, plan in {**PLANS, "advised": best}.items()
+        }
+        peaks = {name: simulate(step, found, TIMES).peak.total_bytes for name, found in schedules.items()}
+        return budget, plan_to_json(best), peaks
+
     found: dict[str, object] = {"before": planned.settings()}
-    budget = int(0.97 * step.peak_bytes)
-    best = memadvisor.advise(lowest, memory=budget).best
-    assert best is not None
-    values = [plan_to_json(best)]
-    dist.broadcast_object_list(values)
-    plans = {**PLANS, "advised": plan_from_json(values[0], "the advice")}
+    budget, value, foretold = on_first(rank, foreseen)
+    plans = {**PLANS, "advised": plan_from_json(value, "the advice")}
     peaks = {}
     for name, plan in plans.items():
-        predicted = simulate(step, write_schedule(plan, step.units), TIMES).peak.total_bytes
-        measured = []
+        predicted, measured = foretold[name], []
         while len(measured) < 4 and not any(is_near(predicted, peak) for peak in measured):
             applied = apply(plan, planned.model, planned.optimizer)
             path = profiled(f"{name}-{len(measured)}")
             found[name] = planned.settings()
             applied.remove()
             assert planned.settings() == found["before"]
-            measured.append(memadvisor.load(path).ranks[0].traced_step.peak_allocated_bytes)
+            measured.append(on_first(rank, lambda path=path: traced_peak(path, 0)))
         peaks[name] = predicted, measured
     is_equal = losses == plain.losses(len(losses) // 2)
     found.update(losses=is_equal, peaks=peaks, budget=budget, best=plans["advised"])

@@ -14,13 +14,14 @@ from torch.nn import functional as F
 
 import memadvisor
 from memadvisor.analyzers.segments import captured_step
+from memadvisor.cost.late_sharding import LateSharding
 from memadvisor.cost.simulate import simulate
 from memadvisor.engines.apply import apply
 from memadvisor.plan_file import plan_from_json, plan_to_json
 from memadvisor.run.fully_sharded import param_groups
 from memadvisor.write_schedule import write_schedule
 from tests.engines.ranks import run_ranks
-from tests.engines.test_fsdp2 import NATIVE, TIMES, profile_in_turn
+from tests.engines.test_fsdp2 import NATIVE, TIMES, on_first, profile_in_turn, traced_peak
 from tests.engines.test_fsdp2_hybrid import Block, block_units
 from tests.engines.trainings import make_plan
 
@@ -142,32 +143,37 @@ def loop(rank: int, folder: str, name: str) -> dict[str, object]:
         return Path(folder) / name
 
     plains = [profiled(f"plain-{number}") for number in range(2)]
-    steps = [captured_step(memadvisor.load(path)) for path in plains]
-    step = min(steps, key=lambda step: step.peak_bytes)
-    budget = int(0.95 * step.peak_bytes)
+
+    def foreseen() -> tuple[LateSharding, int, dict[str, tuple[object, int]]]:
+        """What the script leaves to the last micro-batch; of which rank the plans are, and each with its predicted peak."""
+        steps = [captured_step(memadvisor.load(path)) for path in plains]
+        step = min(steps, key=lambda step: step.peak_bytes)
+        best = memadvisor.advise(plains[steps.index(step)], memory=int(0.95 * step.peak_bytes)).best
+        names = [unit.name for unit in step.units]
+        plans = {one: by_units(case, names, **options) for one, options in PLANS.items()}
+        plans |= {} if best is None else {"advised": best}
+        peaks = {
+            one: simulate(step, write_schedule(plan, step.units), TIMES).peak.total_bytes
+            for one, plan in plans.items()
+        }
+        return step.late, step.rank, {one: (plan_to_json(plan), peaks[one]) for one, plan in plans.items()}
+
     before = planned.freed()
-    best = memadvisor.advise(plains[steps.index(step)], memory=budget).best
-    values = [plan_to_json(best) if rank == 0 and best is not None else None]
-    dist.broadcast_object_list(values)
-    names = [unit.name for unit in step.units]
-    plans = {one: by_units(case, names, **options) for one, options in PLANS.items()}
-    if values[0] is not None:
-        plans["advised"] = plan_from_json(values[0], "the advice")
+    late, number, plans = on_first(rank, foreseen)
     peaks = {}
-    for one, plan in plans.items():
-        predicted = simulate(step, write_schedule(plan, step.units), TIMES).peak.total_bytes
+    for one, (plan, predicted) in plans.items():
         measured: list[int] = []
         while len(measured) < 3 and predicted not in measured:
-            applied = apply(plan, planned.model, planned.optimizer)
+            applied = apply(plan_from_json(plan, one), planned.model, planned.optimizer)
             path = profiled(f"{one}-{len(measured)}")
             applied.remove()
-            measured.append(memadvisor.load(path).ranks[step.rank].traced_step.peak_allocated_bytes)
+            measured.append(on_first(rank, lambda path=path: traced_peak(path, number)))
         peaks[one] = predicted, measured
     return {
         "losses": (losses, plain.losses(len(losses) // case.num_micro_batches)),
         "peaks": peaks,
         "freed": all(one is other for one, other in zip(planned.freed(), before, strict=True)),
-        "late": step.late,
+        "late": late,
     }
 
 

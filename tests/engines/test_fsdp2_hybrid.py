@@ -23,7 +23,7 @@ from memadvisor.plan_file import plan_from_json, plan_to_json
 from memadvisor.run.fully_sharded import param_groups
 from memadvisor.write_schedule import write_schedule
 from tests.engines.ranks import run_ranks
-from tests.engines.test_fsdp2 import NATIVE, TIMES, is_near, profile_in_turn
+from tests.engines.test_fsdp2 import NATIVE, TIMES, is_near, on_first, profile_in_turn, traced_peak
 from tests.engines.trainings import make_plan
 
 BLOCKS, DIM, WORDS, LENGTH, RANKS = 4, 32, 51, 32, 4
@@ -185,32 +185,43 @@ def loop(rank: int, folder: str, case: str) -> dict[str, object]:
         return Path(folder) / name
 
     plains = [profiled(f"plain-{number}") for number in range(2)]
-    lowest = min(plains, key=lambda path: captured_step(memadvisor.load(path)).peak_bytes)
-    step = captured_step(memadvisor.load(lowest))
-    budget = int(0.9 * step.peak_bytes)
-    values = [plan_to_json(memadvisor.advise(lowest, memory=budget).best) if rank == 0 else None]
-    dist.broadcast_object_list(values)
-    units = [unit.name for unit in step.units]
-    plans = {name: by_units(units, **PLANS[name]) for name in names}
-    plans["advised"] = plan_from_json(values[0], "the advice")
+
+    def foreseen() -> tuple[int, int, dict[str, tuple[object, int, int]]]:
+        """The budget; of which rank the plans are, and each with the peak and the bytes sent that are predicted."""
+        steps = [captured_step(memadvisor.load(path)) for path in plains]
+        step = min(steps, key=lambda step: step.peak_bytes)
+        budget = int(0.9 * step.peak_bytes)
+        units = [unit.name for unit in step.units]
+        plans = {name: by_units(units, **PLANS[name]) for name in names}
+        plans["advised"] = memadvisor.advise(plains[steps.index(step)], memory=budget).best
+        found = {
+            name: simulate(step, write_schedule(plan, step.units), TIMES) for name, plan in plans.items()
+        }
+        return (
+            budget,
+            step.rank,
+            {n: (plan_to_json(plans[n]), one.peak.total_bytes, one.sent_bytes) for n, one in found.items()},
+        )
+
+    budget, number, plans = on_first(rank, foreseen)
     peaks, sent = {}, {}
-    for name, plan in plans.items():
-        simulation = simulate(step, write_schedule(plan, step.units), TIMES)
-        predicted = simulation.peak.total_bytes
+    for name, (value, predicted, to_send) in plans.items():
+        plan = plan_from_json(value, name)
         measured: list[int] = []
         while len(measured) < 4 and not any(is_near(predicted, peak) for peak in measured):
             applied = apply(plan, planned.model, planned.optimizer)
             path = profiled(f"{name}-{len(measured)}")
             applied.remove()
-            measured.append(memadvisor.load(path).ranks[step.rank].traced_step.peak_allocated_bytes)
-        peaks[name], sent[name] = (predicted, measured), (simulation.sent_bytes, sent_bytes(path, step.rank))
+            measured.append(on_first(rank, lambda path=path: traced_peak(path, number)))
+        peaks[name] = predicted, measured
+        sent[name] = to_send, on_first(rank, lambda path=path: sent_bytes(path, number))
     return {
         "losses": losses == plain.losses(len(losses) // plain.num_micro_batches),
         "weights": all(map(torch.equal, planned.weights(), plain.weights())),
         "peaks": peaks,
         "sent": sent,
         "budget": budget,
-        "advised": (plans["advised"].executor, plans["advised"].shard_ranks),
+        "advised": (plan.executor, plan.shard_ranks),
     }
 
 
