@@ -37,13 +37,8 @@ def _kimi_linear(config: Config, name: str) -> Architecture:
     given = {key: value for key, value in words.items() if value is not None}
     attending = layer_numbers(linear, "full_attn_layers")
     if attending is None:
-        kinds = [
-            "full_attention" if at and at % 4 == 0 else "linear_attention" for at in range(found.n_layers)
-        ]
-    else:
-        kinds = [
-            "full_attention" if at + 1 in attending else "linear_attention" for at in range(found.n_layers)
-        ]
+        attending = [at + 1 for at in range(found.n_layers) if at and at % 4 == 0]
+    kinds = ["full_attention" if at + 1 in attending else "linear_attention" for at in range(found.n_layers)]
     head_dim = whole(linear, "head_dim", default=whole(config, "linear_head_dim", default=128))
     n_heads = whole(linear, "num_heads", default=whole(config, "linear_num_heads", default=32))
     usual = whole(config, "linear_conv_kernel_dim", default=4)

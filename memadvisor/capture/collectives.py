@@ -103,7 +103,7 @@ class CollectiveLog:
 
     def __init__(self, mark: Callable[[], Mark] | None, fail: Callable[[BaseException], None]) -> None:
         self._mark = mark
-        self._fail = fail
+        self.fail = fail
         self.calls: list[CollectiveCall] = []
         self._sequences: dict[tuple[object, ...], int] = defaultdict(int)
         # Whose wait is still to come: by the id of the Work that the script holds, or by the address of a result.
@@ -136,22 +136,6 @@ class CollectiveLog:
             if call.is_on_device:
                 call.start_mark = start_mark
         return tensors
-
-    def record_elsewhere(
-        self,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        out: Any,
-        issue_ns: int,
-        place: Callable[[], Any],
-        start_mark: Mark | None,
-    ) -> None:
-        """The same, in a thread where nobody else hears of a failure."""
-        try:
-            self.record(func, args, kwargs, out, issue_ns, place(), start_mark)
-        except Exception as error:
-            self._fail(error)
 
     def _record(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, issue_ns: int, place: Any
@@ -265,7 +249,7 @@ class CollectiveLog:
             try:
                 self._issued(name, work, first)
             except Exception as error:
-                self._fail(error)
+                self.fail(error)
             return work
 
         return method
@@ -303,7 +287,7 @@ class CollectiveLog:
                         self._mark_end(call)
                         call.asynchronous = not is_torchs_own
                 except Exception as error:
-                    self._fail(error)
+                    self.fail(error)
 
         return wait
 
@@ -328,7 +312,10 @@ class _ThreadMode(OwnMode):
         issue_ns, start_mark = time.time_ns(), self._log.mark()
         out = func(*args, **(kwargs or {}))
         if func.namespace == "c10d":
-            self._log.record_elsewhere(func, args, kwargs or {}, out, issue_ns, self._place, start_mark)
+            try:
+                self._log.record(func, args, kwargs or {}, out, issue_ns, self._place(), start_mark)
+            except Exception as error:  # of which nobody else hears in this thread
+                self._log.fail(error)
         return out
 
 

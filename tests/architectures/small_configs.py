@@ -22,6 +22,15 @@ DELTA = {
 MAMBA2 = {"mamba_n_heads": 4, "mamba_d_state": 8, "mamba_n_groups": 2}
 STACKS = {"encoder_layers": 2, "decoder_layers": 3, "d_model": 64, "max_position_embeddings": 32,
            **{f"{stack}_{key}": size for stack in ("encoder", "decoder") for key, size in (("attention_heads", 4), ("ffn_dim", 112))}}  # fmt: skip
+KIMI_LAYERS = {
+    "linear_attn_config": {
+        "kda_layers": [1, 2, 4, 5],
+        "full_attn_layers": [3, 6],
+        "head_dim": 12,
+        "num_heads": 2,
+        "short_conv_kernel_size": 3,
+    }
+}
 MORE = {
     "llama": {**GROUPED, "attention_bias": True, "mlp_bias": True},
     "mixtral": {**GROUPED, "num_local_experts": 4},
@@ -240,18 +249,7 @@ VARIANTS = [
     ("glm4_moe", {"head_dim": None, "num_attention_heads": 3}),
     ("glm4_moe_lite", {"mlp_layer_types": ["dense", "dense", "sparse"]}),
     ("granite_swa", {"attention_bias": True}),
-    (
-        "kimi_linear",
-        {
-            "linear_attn_config": {
-                "kda_layers": [1, 2, 4, 5],
-                "full_attn_layers": [3, 6],
-                "head_dim": 12,
-                "num_heads": 2,
-                "short_conv_kernel_size": 3,
-            }
-        },
-    ),
+    ("kimi_linear", KIMI_LAYERS),
     ("minimax", {"head_dim": 24, "layer_types": ["linear_attention", "linear_attention", "full_attention"]}),
 ]
 

@@ -4,7 +4,7 @@ import pytest
 
 from memadvisor.architectures.hugging_face import architecture_from_config
 from memadvisor.errors import UsageError
-from tests.architectures.small_configs import MORE, TINY, VIT
+from tests.architectures.small_configs import KIMI_LAYERS, MORE, TINY, VIT
 
 COUNTED = [
     ("cohere", {"use_qk_norm": True, "tie_word_embeddings": False}, 126592),
@@ -28,19 +28,7 @@ COUNTED = [
     ("vaultgemma", {}, 117184),
     ("youtu", {}, 105784),
     ("kimi_linear", {}, 214724),
-    (
-        "kimi_linear",
-        {
-            "linear_attn_config": {
-                "kda_layers": [1, 2, 4, 5],
-                "full_attn_layers": [3, 6],
-                "head_dim": 12,
-                "num_heads": 2,
-                "short_conv_kernel_size": 3,
-            }
-        },
-        208776,
-    ),
+    ("kimi_linear", KIMI_LAYERS, 208776),
     ("minimax", {}, 316672),
     # Without the head's own layer.
     ("modernbert", {}, 120352),

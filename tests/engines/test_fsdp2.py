@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,13 @@ import memadvisor
 from memadvisor.analyzers.segments import captured_step
 from memadvisor.api import Profile
 from memadvisor.cost.collectives import CollectiveTimes
+from memadvisor.cost.late_sharding import LateSharding
 from memadvisor.cost.simulate import simulate
 from memadvisor.engines.apply import apply, install
 from memadvisor.engines.script.live import model_fingerprint
 from memadvisor.errors import PlanError
 from memadvisor.executors import Algorithm
-from memadvisor.plan import UnitPlan
+from memadvisor.plan import Plan, UnitPlan
 from memadvisor.plan_file import plan_from_json, plan_to_json
 from memadvisor.run.fully_sharded import param_groups
 from memadvisor.write_schedule import write_schedule
@@ -141,6 +142,28 @@ def traced_peak(path: Path, number: int) -> int | None:
     return memadvisor.load(path).ranks[number].traced_step.peak_allocated_bytes
 
 
+@dataclass(frozen=True)
+class Foreseen:
+    """Plans, with the peak and the bytes sent that are predicted of `rank`, and what the script leaves to the last micro-batch."""
+
+    rank: int
+    budget: int
+    late: LateSharding
+    plans: dict[str, tuple[Any, int, int]]
+
+
+def foreseen(plains: list[Path], share: float, plans_of: Callable[[list[str]], dict[str, Plan]]) -> Foreseen:
+    """From the lowest of several profiles: of plans for these units, and of what is advised for a share of the peak."""
+    steps = [captured_step(memadvisor.load(path)) for path in plains]
+    step = min(steps, key=lambda step: step.peak_bytes)
+    budget = int(share * step.peak_bytes)
+    best = memadvisor.advise(plains[steps.index(step)], memory=budget).best
+    plans = plans_of([unit.name for unit in step.units]) | ({} if best is None else {"advised": best})
+    played = {name: simulate(step, write_schedule(plan, step.units), TIMES) for name, plan in plans.items()}
+    found = {n: (plan_to_json(plans[n]), one.peak.total_bytes, one.sent_bytes) for n, one in played.items()}
+    return Foreseen(step.rank, budget, step.late, found)
+
+
 def loop(rank: int, folder: str) -> dict[str, object]:
     """Profile, advise, apply, profile again, in one pair of processes.
 
@@ -159,25 +182,13 @@ def loop(rank: int, folder: str) -> dict[str, object]:
 
     plains = [profiled(f"plain-{number}") for number in range(3)]
 
-    def foreseen() -> tuple[int, object, dict[str, int]]:
-        """The budget, the advised plan, and the predicted peak of each."""
-        steps = [captured_step(memadvisor.load(path)) for path in plains]
-        step = min(steps, key=lambda step: step.peak_bytes)
-        budget = int(0.97 * step.peak_bytes)
-        best = memadvisor.advise(plains[steps.index(step)], memory=budget).best
-        assert best is not None
-        schedules = {
-            name: write_schedule(plan, step.units) for name, plan in {**PLANS, "advised": best}.items()
-        }
-        peaks = {name: simulate(step, found, TIMES).peak.total_bytes for name, found in schedules.items()}
-        return budget, plan_to_json(best), peaks
-
     found: dict[str, object] = {"before": planned.settings()}
-    budget, value, foretold = on_first(rank, foreseen)
-    plans = {**PLANS, "advised": plan_from_json(value, "the advice")}
+    ahead = on_first(rank, lambda: foreseen(plains, 0.97, lambda names: PLANS))
+    assert "advised" in ahead.plans
+    plans = {name: plan_from_json(value, name) for name, (value, _, _) in ahead.plans.items()}
     peaks = {}
     for name, plan in plans.items():
-        predicted, measured = foretold[name], []
+        (_, predicted, _), measured = ahead.plans[name], []
         while len(measured) < 4 and not any(is_near(predicted, peak) for peak in measured):
             applied = apply(plan, planned.model, planned.optimizer)
             path = profiled(f"{name}-{len(measured)}")
@@ -187,7 +198,7 @@ def loop(rank: int, folder: str) -> dict[str, object]:
             measured.append(on_first(rank, lambda path=path: traced_peak(path, 0)))
         peaks[name] = predicted, measured
     is_equal = losses == plain.losses(len(losses) // 2)
-    found.update(losses=is_equal, peaks=peaks, budget=budget, best=plans["advised"])
+    found.update(losses=is_equal, peaks=peaks, budget=ahead.budget, best=plans["advised"])
     return found
 
 

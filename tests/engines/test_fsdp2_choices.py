@@ -12,16 +12,12 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
 
-import memadvisor
-from memadvisor.analyzers.segments import captured_step
-from memadvisor.cost.late_sharding import LateSharding
-from memadvisor.cost.simulate import simulate
 from memadvisor.engines.apply import apply
-from memadvisor.plan_file import plan_from_json, plan_to_json
+from memadvisor.plan import Plan
+from memadvisor.plan_file import plan_from_json
 from memadvisor.run.fully_sharded import param_groups
-from memadvisor.write_schedule import write_schedule
 from tests.engines.ranks import run_ranks
-from tests.engines.test_fsdp2 import NATIVE, TIMES, on_first, profile_in_turn, traced_peak
+from tests.engines.test_fsdp2 import NATIVE, foreseen, on_first, profile_in_turn, traced_peak
 from tests.engines.test_fsdp2_hybrid import Block, block_units
 from tests.engines.trainings import make_plan
 
@@ -144,36 +140,25 @@ def loop(rank: int, folder: str, name: str) -> dict[str, object]:
 
     plains = [profiled(f"plain-{number}") for number in range(2)]
 
-    def foreseen() -> tuple[LateSharding, int, dict[str, tuple[object, int]]]:
-        """What the script leaves to the last micro-batch; of which rank the plans are, and each with its predicted peak."""
-        steps = [captured_step(memadvisor.load(path)) for path in plains]
-        step = min(steps, key=lambda step: step.peak_bytes)
-        best = memadvisor.advise(plains[steps.index(step)], memory=int(0.95 * step.peak_bytes)).best
-        names = [unit.name for unit in step.units]
-        plans = {one: by_units(case, names, **options) for one, options in PLANS.items()}
-        plans |= {} if best is None else {"advised": best}
-        peaks = {
-            one: simulate(step, write_schedule(plan, step.units), TIMES).peak.total_bytes
-            for one, plan in plans.items()
-        }
-        return step.late, step.rank, {one: (plan_to_json(plan), peaks[one]) for one, plan in plans.items()}
+    def plans_of(names: list[str]) -> dict[str, Plan]:
+        return {one: by_units(case, names, **options) for one, options in PLANS.items()}
 
     before = planned.freed()
-    late, number, plans = on_first(rank, foreseen)
+    ahead = on_first(rank, lambda: foreseen(plains, 0.95, plans_of))
     peaks = {}
-    for one, (plan, predicted) in plans.items():
+    for one, (plan, predicted, _) in ahead.plans.items():
         measured: list[int] = []
         while len(measured) < 3 and predicted not in measured:
             applied = apply(plan_from_json(plan, one), planned.model, planned.optimizer)
             path = profiled(f"{one}-{len(measured)}")
             applied.remove()
-            measured.append(on_first(rank, lambda path=path: traced_peak(path, number)))
+            measured.append(on_first(rank, lambda path=path: traced_peak(path, ahead.rank)))
         peaks[one] = predicted, measured
     return {
         "losses": (losses, plain.losses(len(losses) // case.num_micro_batches)),
         "peaks": peaks,
         "freed": all(one is other for one, other in zip(planned.freed(), before, strict=True)),
-        "late": late,
+        "late": ahead.late,
     }
 
 

@@ -14,16 +14,13 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
 
 import memadvisor
-from memadvisor.analyzers.segments import captured_step
-from memadvisor.cost.simulate import simulate
 from memadvisor.engines.apply import apply, install
 from memadvisor.errors import PlanError
-from memadvisor.plan import UnitPlan
-from memadvisor.plan_file import plan_from_json, plan_to_json
+from memadvisor.plan import Plan, UnitPlan
+from memadvisor.plan_file import plan_from_json
 from memadvisor.run.fully_sharded import param_groups
-from memadvisor.write_schedule import write_schedule
 from tests.engines.ranks import run_ranks
-from tests.engines.test_fsdp2 import NATIVE, TIMES, is_near, on_first, profile_in_turn, traced_peak
+from tests.engines.test_fsdp2 import NATIVE, foreseen, is_near, on_first, profile_in_turn, traced_peak
 from tests.engines.trainings import make_plan
 
 BLOCKS, DIM, WORDS, LENGTH, RANKS = 4, 32, 51, 32, 4
@@ -186,41 +183,27 @@ def loop(rank: int, folder: str, case: str) -> dict[str, object]:
 
     plains = [profiled(f"plain-{number}") for number in range(2)]
 
-    def foreseen() -> tuple[int, int, dict[str, tuple[object, int, int]]]:
-        """The budget; of which rank the plans are, and each with the peak and the bytes sent that are predicted."""
-        steps = [captured_step(memadvisor.load(path)) for path in plains]
-        step = min(steps, key=lambda step: step.peak_bytes)
-        budget = int(0.9 * step.peak_bytes)
-        units = [unit.name for unit in step.units]
-        plans = {name: by_units(units, **PLANS[name]) for name in names}
-        plans["advised"] = memadvisor.advise(plains[steps.index(step)], memory=budget).best
-        found = {
-            name: simulate(step, write_schedule(plan, step.units), TIMES) for name, plan in plans.items()
-        }
-        return (
-            budget,
-            step.rank,
-            {n: (plan_to_json(plans[n]), one.peak.total_bytes, one.sent_bytes) for n, one in found.items()},
-        )
+    def plans_of(units: list[str]) -> dict[str, Plan]:
+        return {name: by_units(units, **PLANS[name]) for name in names}
 
-    budget, number, plans = on_first(rank, foreseen)
+    ahead = on_first(rank, lambda: foreseen(plains, 0.9, plans_of))
     peaks, sent = {}, {}
-    for name, (value, predicted, to_send) in plans.items():
+    for name, (value, predicted, to_send) in ahead.plans.items():
         plan = plan_from_json(value, name)
         measured: list[int] = []
         while len(measured) < 4 and not any(is_near(predicted, peak) for peak in measured):
             applied = apply(plan, planned.model, planned.optimizer)
             path = profiled(f"{name}-{len(measured)}")
             applied.remove()
-            measured.append(on_first(rank, lambda path=path: traced_peak(path, number)))
+            measured.append(on_first(rank, lambda path=path: traced_peak(path, ahead.rank)))
         peaks[name] = predicted, measured
-        sent[name] = to_send, on_first(rank, lambda path=path: sent_bytes(path, number))
+        sent[name] = to_send, on_first(rank, lambda path=path: sent_bytes(path, ahead.rank))
     return {
         "losses": losses == plain.losses(len(losses) // plain.num_micro_batches),
         "weights": all(map(torch.equal, planned.weights(), plain.weights())),
         "peaks": peaks,
         "sent": sent,
-        "budget": budget,
+        "budget": ahead.budget,
         "advised": (plan.executor, plan.shard_ranks),
     }
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
 
 from memadvisor.engines.sharding.flat import Slot, UnitState
-from memadvisor.engines.sharding.sharded_step import Swap
+from memadvisor.engines.sharding.sharded_step import FindSlot, Swap
 
 Optimizer = torch.optim.Optimizer
 Options = list[dict[str, Any]]
+LabelAs = Callable[[torch.Tensor, str, str], None]  # tensor, category, unit
 
 
 def step_unit(optimizer: Optimizer, unit: UnitState) -> None:
@@ -23,10 +25,7 @@ def step_unit(optimizer: Optimizer, unit: UnitState) -> None:
     swap = Swap(
         optimizer, lambda parameter: slots.get(id(parameter)), only=slots.keys(), gradient_of=_reduced_piece
     )
-    try:
-        plain_step(optimizer)
-    finally:
-        swap.undo()
+    _step_swapped(optimizer, swap)
     for flat in unit.trainable:
         flat.grad_shard = None
         flat.round_masters()
@@ -39,11 +38,19 @@ def _reduced_piece(slot: Slot) -> torch.Tensor | None:
     return None if slot.flat.grad_shard is None else slot.piece(slot.flat.grad_shard)
 
 
-def plain_step(optimizer: Optimizer) -> None:
-    """The class's own step, without the hooks that tell of a step of the script."""
+def step_only(optimizer: Optimizer, only: Container[int], slot_of: FindSlot, label: LabelAs) -> None:
+    """Update the parameters of these ids, and no others."""
+    _step_swapped(optimizer, Swap(optimizer, slot_of, only=only, label=label))
+
+
+def _step_swapped(optimizer: Optimizer, swap: Swap) -> None:
+    """The class's own step on what `swap` has put into its groups, without the hooks that tell of a step of the script."""
     step = type(optimizer).step
     plain: Any = step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[attr-defined]  # wraps
-    plain(optimizer)
+    try:
+        plain(optimizer)
+    finally:
+        swap.undo()
 
 
 def options_of(optimizer: Optimizer) -> Options:

@@ -6,15 +6,11 @@ the script has called then finds the rest. What is cast goes when its unit is up
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-
-import torch
+from collections.abc import Collection, Iterable
 
 from memadvisor.engines.sharding.flat import Slot
-from memadvisor.engines.sharding.sharded_step import FindSlot, Swap, parameters_of
-from memadvisor.engines.sharding.unit_step import Optimizer, plain_step
-
-LabelAs = Callable[[torch.Tensor, str, str], None]
+from memadvisor.engines.sharding.sharded_step import FindSlot, parameters_of
+from memadvisor.engines.sharding.unit_step import LabelAs, Optimizer, step_only
 
 
 def is_cast(slot: Slot) -> bool:
@@ -32,16 +28,8 @@ def update_cast_units(
         if slot is not None and is_cast(slot) and id(parameter) not in but:
             units.setdefault(slot.flat.unit, set()).add(id(parameter))
     for members in units.values():
-        _update(optimizer, slot_of, label, members)
+        step_only(optimizer, members, slot_of, label)
     return set().union(*units.values())
-
-
-def _update(optimizer: Optimizer, slot_of: FindSlot, label: LabelAs, members: Collection[int]) -> None:
-    swap = Swap(optimizer, slot_of, only=members, label=label)
-    try:
-        plain_step(optimizer)
-    finally:
-        swap.undo()
 
 
 def are_cast(slots: Iterable[Slot]) -> bool:

@@ -26,8 +26,8 @@ from typing import Any
 import torch
 
 from memadvisor.engines.lanes.thread_lane import ThreadLane, ThreadTicket
+from memadvisor.engines.sharding.unit_step import LabelAs
 from memadvisor.engines.updates.paged_step import Kept, LabelState, Optimizer, PagedStep, Parameters
-from memadvisor.engines.updates.update_buffers import LabelAs
 from memadvisor.errors import PlanError
 from memadvisor.schedule import Action
 

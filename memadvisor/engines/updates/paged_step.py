@@ -26,9 +26,9 @@ from memadvisor.engines.lanes.tiers import Tier
 from memadvisor.engines.sharding.flat import Flat
 from memadvisor.engines.sharding.late import LateTensor
 from memadvisor.engines.sharding.parcels import Failed, Parcel
-from memadvisor.engines.sharding.sharded_step import FindSlot, Swap
-from memadvisor.engines.sharding.unit_step import plain_step
-from memadvisor.engines.updates.update_buffers import LabelAs, UpdateBuffers
+from memadvisor.engines.sharding.sharded_step import FindSlot
+from memadvisor.engines.sharding.unit_step import LabelAs, step_only
+from memadvisor.engines.updates.update_buffers import UpdateBuffers
 from memadvisor.run.torch_names import dtype_name
 from memadvisor.schedule import Action, ActionKind
 
@@ -206,11 +206,7 @@ class PagedStep:
     def _update(self, unit: str) -> None:
         self._prepare(unit)
         only = {id(parameter) for parameter in self._members[unit]}
-        swap = Swap(self._optimizer, self._slot_of, only=only, label=self._label_as)
-        try:
-            plain_step(self._optimizer)
-        finally:
-            swap.undo()
+        step_only(self._optimizer, only, self._slot_of, self._label_as)
 
     # ---- out ---------------------------------------------------------------------------------
 

@@ -8,17 +8,17 @@ read into it. A gradient that the update leaves as it is need not be written aga
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from memadvisor.engines.lanes.lanes import EndedWell, Ticket
 from memadvisor.engines.sharding.flat import Flat
 from memadvisor.engines.sharding.paged_flats import PagedTensor
+from memadvisor.engines.sharding.unit_step import LabelAs
 
 _ALIGNMENT_BYTES = 64  # of a flat in a buffer, as the allocator aligns it
 
-LabelAs = Callable[[torch.Tensor, str, str], None]  # tensor, category, unit
 Places = list[tuple[Flat, int, int]]  # a flat's bytes in a buffer: from, to
 
 

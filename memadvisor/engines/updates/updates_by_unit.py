@@ -16,18 +16,17 @@ import torch
 from torch.optim.optimizer import _default_to_fused_or_foreach
 
 from memadvisor.engines.script.live import LiveModel
-from memadvisor.engines.sharding.sharded_step import FindSlot, Swap, is_elementwise
-from memadvisor.engines.sharding.unit_step import Optimizer, plain_step
+from memadvisor.engines.sharding.sharded_step import FindSlot, is_elementwise
+from memadvisor.engines.sharding.unit_step import LabelAs, Optimizer, step_only
 from memadvisor.schedule import Schedule
 
-Label = Callable[[torch.Tensor, str, str], None]
 Note = Callable[[str, str], None]
 
 
 class UpdatesByUnit:
     """Part of a plan in force: all models whose units are updated by themselves. Parameters are held weakly."""
 
-    def __init__(self, slot_of: FindSlot, label: Label, note: Note) -> None:
+    def __init__(self, slot_of: FindSlot, label: LabelAs, note: Note) -> None:
         self._slot_of = slot_of
         self._label = label
         self._note = note
@@ -47,34 +46,35 @@ class UpdatesByUnit:
         """Whether some of an optimizer's parameters are updated so; one of which none are is named once."""
         if not self._units:
             return False
-        if is_elementwise(optimizer) and any(map(self._is_together, optimizer.param_groups)):
-            return True
-        if optimizer not in self._told:
-            self._told.add(optimizer)
-            self._note(
-                "warning",
-                f"the plan's update_by_unit has no effect on {type(optimizer).__name__}: only optimizers of torch that update "
-                "element by element (SGD, Adam, AdamW and the like), and all parameters together (foreach), gain by it",
-            )
+        if is_elementwise(optimizer):
+            return True  # what of it is updated together, its step looks
+        self._tell(optimizer)
         return False
+
+    def _tell(self, optimizer: Optimizer) -> None:
+        if optimizer in self._told:
+            return
+        self._told.add(optimizer)
+        self._note(
+            "warning",
+            f"the plan's update_by_unit has no effect on {type(optimizer).__name__}: only optimizers of torch that update "
+            "element by element (SGD, Adam, AdamW and the like), and all parameters together (foreach), gain by it",
+        )
 
     def update(self, optimizer: Optimizer, but: Collection[int]) -> set[int]:
         """Update units, without parameters of the ids `but`; gives the ids of those updated."""
         if not self.applies(optimizer):
             return set()
-        together = filter(self._is_together, optimizer.param_groups)
+        together = [group for group in optimizer.param_groups if self._is_together(group)]
+        if not together:
+            self._tell(optimizer)
         left = {id(parameter) for group in together for parameter in group["params"]} - set(but)
         updated: set[int] = set()
         for parameters in self._units:
             own = {id(p) for each in parameters if (p := each()) is not None and id(p) in left} - updated
-            if not own:
-                continue
-            swap = Swap(optimizer, self._slot_of, only=own, label=self._label)
-            try:
-                plain_step(optimizer)
-            finally:
-                swap.undo()
-            updated |= own
+            if own:
+                step_only(optimizer, own, self._slot_of, self._label)
+                updated |= own
         return updated
 
     def _is_together(self, group: dict[str, Any]) -> bool:
