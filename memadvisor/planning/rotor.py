@@ -3,8 +3,8 @@
 A schedule of a chain is a *body*: what its forward does, from first unit to last. An item is a unit that
 keeps all that its backward needs, or a `Stretch` of units of which only the input is kept; before the
 stretch's backward its forward runs again, by a body of its own, in which stretches may be again. These are
-the schedules that keep what they have decided to keep until the backward needs it; among them the programme
-finds the fastest one.
+the schedules that keep what they have decided to keep until the backward needs it, and run nothing again
+sooner than the next backward does; among them the programme finds the fastest one.
 
 T(m, a, b) is the least time of forwards to take units a..b forward and backward, where m bytes are free beside
 the input of a. It is the better of
