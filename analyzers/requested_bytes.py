@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from memadvisor.analyzers.shapes import dimensions
 from memadvisor.cost.allocator_settings import MIN_BLOCK_BYTES, SMALL_BYTES
-from memadvisor.run.records import CUBLAS, Operator, Storage
+from memadvisor.run.records import CUBLAS, CUBLAS_LT, Operator, Storage
 
 _ABOUT_AS_MUCH = 0.1  # how much smaller one may be, as a fraction
 _INSIDE = "inside "
@@ -46,7 +46,7 @@ def requests(rows: Sequence[Storage], operators: Iterable[Operator] = ()) -> Cal
     usual = {given.most_common(1)[0][0]: asked for asked, given in blocks.items()}
 
     def requested_bytes(row: Storage) -> int:
-        if row.shape or row.device == "cpu" or row.operator == CUBLAS:
+        if row.shape or row.device == "cpu" or row.operator in (CUBLAS, CUBLAS_LT):
             return _requested_bytes(row)
         least_bytes: float = row.size_bytes - SMALL_BYTES
         own = alike[kinds[row.storage_id]] if row.storage_id in kinds else None

@@ -195,6 +195,7 @@ class RecordedStep:
             updates_together=self._updates_together,
             may_update_by_unit=self._updates_together and not self._groups and updates_in_pieces(self._rank),
             shard_groups=self._groups,
+            holds_pieces=bool(self._rank.shard_groups),
             late=late_sharding(rank, step) if self._groups else NOTHING_LATE,
         )
 

@@ -103,7 +103,8 @@ def _given_beyond(rank: RankRun, step: Step) -> Counter[tuple[str, str]]:
 
 
 def constant_states(rank: RankRun, step: Step, states: Mapping[str, UnitStates]) -> dict[str, int]:
-    """Parameter and optimizer bytes that were alive through the step, but belong to no parameter of these units."""
+    """Parameter and optimizer bytes that were alive through the step, but belong to no parameter of these units; and those of
+    communication buffers (DDP's)."""
     alive: Counter[str] = Counter()
     for row in _kept(rank, step):
         alive[row.category] += row.size_bytes
@@ -114,4 +115,5 @@ def constant_states(rank: RankRun, step: Step, states: Mapping[str, UnitStates])
         "parameter": sum(counted.values()),
         "optimizer_state": sum(s.size_bytes for s in rank.optimizer_states if s.parameter in counted),
     }
-    return {category: max(0, alive[category] - known) for category, known in listed.items()}
+    kept = {category: max(0, alive[category] - known) for category, known in listed.items()}
+    return {**kept, "communication": alive["communication"]}

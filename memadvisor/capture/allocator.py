@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from memadvisor.run.records import Counter
+from memadvisor.run.records import CUBLAS, CUBLAS_LT, Counter
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _STATM = Path("/proc/self/statm")
+_WORKSPACE = re.compile(r":(\d+):(\d+)")  # KiB and how many of them, in CUBLAS_WORKSPACE_CONFIG
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +74,17 @@ def device_blocks(device: torch.device) -> dict[int, DeviceBlock]:
     }
 
 
-def workspace_sizes(device: torch.device) -> set[int]:
-    """Bytes of the workspaces that torch takes from the caching allocator for cuBLAS, and keeps: one for each thread's
-    handle and stream (`CublasHandlePool.cpp`, which newer versions of torch can be asked for)."""
+def workspace_sizes(device: torch.device) -> dict[int, str]:
+    """What each of the workspaces is that torch takes from the caching allocator for cuBLAS and cuBLASLt, and keeps, by its
+    bytes: one for each thread's handle and stream (`CublasHandlePool.cpp`; torch can be asked since 2.13)."""
     if hasattr(torch._C, "_cuda_getCublasWorkspaceSize"):
-        return {torch._C._cuda_getCublasWorkspaceSize(), torch._C._cuda_getCublasLtWorkspaceSize()}
+        lt_bytes = torch._C._cuda_getCublasLtWorkspaceSize()
+        return {lt_bytes: CUBLAS_LT, torch._C._cuda_getCublasWorkspaceSize(): CUBLAS}
     is_hopper = torch.cuda.get_device_capability(device) >= (9, 0)
-    return {2**25 if is_hopper else (2 * 4096 + 8 * 16) * 2**10}
+    given = _WORKSPACE.findall(os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    kib = sum(int(size) * int(count) for size, count in given) or (2**15 if is_hopper else 2 * 4096 + 8 * 16)
+    lt_kib = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
+    return {(int(lt_kib) if lt_kib.isdigit() else 2**10) * 2**10: CUBLAS_LT, kib * 2**10: CUBLAS}
 
 
 def counter(

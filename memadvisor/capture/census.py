@@ -27,7 +27,7 @@ from memadvisor.capture.tensor_storage import (
 from memadvisor.capture.truth import is_profiler_free
 from memadvisor.run.children import children_of
 from memadvisor.run.living import living, outermost_modules
-from memadvisor.run.records import CUBLAS, OptimizerState, Parameter
+from memadvisor.run.records import OptimizerState, Parameter
 
 Labelled = tuple[torch.Tensor, str, str]  # tensor, category, unit
 _GUESSED = ("weight_copy", "other")  # of what anybody may have let go meanwhile
@@ -111,8 +111,8 @@ def residents(
             _take(tensor, "other", "", device, found, given, cpu)
             if (gradient := _gradient_of_a_leaf(tensor)) is not None:
                 _take(gradient, "other", "", device, found, given, cpu)
-    for address, size_bytes in cublas_workspaces(device, found, given).items():
-        found[address] = Resident(address, size_bytes, "other", "", "", "", operator=CUBLAS)
+    for address, (size_bytes, operator) in cublas_workspaces(device, found, given).items():
+        found[address] = Resident(address, size_bytes, "other", "", "", "", operator=operator)
     if cpu is None or not is_profiler_free() or _sum_bytes(found.values()) <= cpu.allocated_bytes():
         return list(found.values())
     # What another thread let go meanwhile, or Python could not see when the account was opened.
@@ -192,11 +192,15 @@ def held_by_modules() -> Iterator[tuple[torch.Tensor, str]]:
 
 def cublas_workspaces(
     device: torch.device, found: Container[int], given: Mapping[int, DeviceBlock]
-) -> dict[int, int]:
-    """Bytes of what nobody has `found`, and is as large as torch makes cuBLAS's workspaces, by address."""
+) -> dict[int, tuple[int, str]]:
+    """Bytes and operator of what nobody has `found`, and is as large as torch makes cuBLAS's workspaces, by address."""
     unnamed = {address: block for address, block in given.items() if address not in found}
-    sizes = workspace_sizes(device) if unnamed else set()
-    return {a: block.size_bytes for a, block in unnamed.items() if block.requested_bytes in sizes}
+    sizes = workspace_sizes(device) if unnamed else {}
+    return {
+        address: (block.size_bytes, sizes[block.requested_bytes])
+        for address, block in unnamed.items()
+        if block.requested_bytes in sizes
+    }
 
 
 def resident_buckets(

@@ -14,7 +14,7 @@ from memadvisor.capture.models import Models
 from memadvisor.capture.tensor_storage import describe, plain_tensors, storage_address
 from memadvisor.capture.weight_copies import weight_copies
 from memadvisor.run.allocator_records import LiveStorage
-from memadvisor.run.records import CUBLAS, Storage
+from memadvisor.run.records import Storage
 
 NUM_LARGEST = 200  # storages of an event that have a row of their own
 
@@ -38,8 +38,8 @@ def rows_of_known(
                     found[address] = LiveStorage(
                         event, size_bytes, 1, category, module, unit, "", "", *describe(plain)
                     )
-    for address, size_bytes in cublas_workspaces(device, found, device_blocks(device)).items():
-        found[address] = LiveStorage(event, size_bytes, 1, "other", "", "", "", CUBLAS, "", "")
+    for address, (size_bytes, operator) in cublas_workspaces(device, found, device_blocks(device)).items():
+        found[address] = LiveStorage(event, size_bytes, 1, "other", "", "", "", operator, "", "")
     return found
 
 

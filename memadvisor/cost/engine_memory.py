@@ -180,9 +180,7 @@ class EngineMemory:
         """What `held` sums up, in pieces: bytes by (what it is, unit). A piece is allocated as one."""
         if self.replays:
             return {}
-        pieces = {
-            (f"constant {category}", ""): size for category, size in self.step.constant_state_bytes.items()
-        }
+        pieces = {(f"constant {category}", ""): size for category, size in self._units.constant_bytes.items()}
         for name in self.stages:
             pieces["parameter", name] = self._units.parameter_bytes(name)
             pieces["optimizer_state", name] = self._units.optimizer_bytes(name)

@@ -41,6 +41,12 @@ class EngineUnits:
         self.away = schedule.offloaded_states
         states = {name: step.states.get(name) or _NO_PARAMETERS for name in stages}
         self._states: Mapping[str, UnitStates] = states
+        is_alone = ranks == step.world_size == 1  # DDP is left in place then, and its buckets with it
+        self.constant_bytes = {
+            category: size
+            for category, size in step.constant_state_bytes.items()
+            if is_alone or category != "communication"
+        }
         precision = schedule.precision
         self.sizes = {
             name: unit_sizes(states[name], stage, ranks, precision) for name, stage in stages.items()
@@ -73,7 +79,7 @@ class EngineUnits:
 
     def resting(self) -> dict[str, int]:
         """Bytes that are there at every moment, by category."""
-        resting = Counter(self._step.constant_state_bytes)
+        resting = Counter(self.constant_bytes)
         resting["parameter"] += sum(map(self.parameter_bytes, self.stages)) + sum(self.stand_ins.values())
         resting["communication"] += sum(packed.residual_bytes for packed in self.packed.values())
         resting["optimizer_state"] += sum(map(self.optimizer_bytes, self.stages))

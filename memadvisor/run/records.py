@@ -29,6 +29,7 @@ CATEGORIES = (
 )
 UNEXPLAINED = "unexplained"
 CUBLAS = "cuBLAS workspace"  # the operator of one
+CUBLAS_LT = "cuBLASLt workspace"
 
 # `outside` is everything that is in no model's forward, no backward and no optimizer step.
 PHASES = ("baseline", "outside", "forward", "recompute", "backward", "optimizer")

@@ -7,11 +7,12 @@ import torch
 
 import memadvisor
 from memadvisor.capture import census
-from memadvisor.capture.allocator import DeviceBlock
+from memadvisor.capture.allocator import DeviceBlock, workspace_sizes
 from memadvisor.capture.census import optimizer_state_rows, residents, what_is_elsewhere
 from memadvisor.capture.cpu_account import open_cpu_account
 from memadvisor.capture.models import Models
 from memadvisor.capture.tensor_storage import is_on
+from memadvisor.run.records import CUBLAS, CUBLAS_LT
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
@@ -46,12 +47,29 @@ def test_what_the_allocator_does_not_know_is_not_alive():
 def test_cublas_workspaces_are_named_by_their_size(monkeypatch):
     """No tensor names them: every training on a GPU had 8 to 32 MiB unexplained for each thread that multiplies."""
     blocks = {0x100: DeviceBlock(1024, 1000), 0x200: DeviceBlock(2048, 2000), 0x300: DeviceBlock(4096, None)}
-    monkeypatch.setattr(census, "workspace_sizes", lambda device: {2000})
+    blocks[0x400] = DeviceBlock(1024, 1024)
+    monkeypatch.setattr(census, "workspace_sizes", lambda device: {1000: CUBLAS_LT, 2000: CUBLAS})
     found = residents((), torch.device("meta"), None, blocks)
 
     assert [(row.address, row.size_bytes, row.category, row.operator) for row in found if row.operator] == [
-        (0x200, 2048, "other", "cuBLAS workspace")
+        (0x100, 1024, "other", "cuBLASLt workspace"),
+        (0x200, 2048, "other", "cuBLAS workspace"),
     ]
+
+
+def test_workspaces_of_a_torch_that_cannot_be_asked_are_as_large_as_its_sources_say(monkeypatch):
+    """torch 2.11 on an H200, measured: 32 MiB for each thread that multiplies, and 1 MiB for cuBLASLt beside it."""
+    for name in ("_cuda_getCublasWorkspaceSize", "_cuda_getCublasLtWorkspaceSize"):
+        monkeypatch.delattr(torch._C, name, raising=False)
+    for name in ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    device = torch.device("cuda", 0)
+
+    assert workspace_sizes(device) == {2**25: CUBLAS, 2**20: CUBLAS_LT}
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8")
+    monkeypatch.setenv("CUBLASLT_WORKSPACE_SIZE", "64")
+    assert workspace_sizes(device) == {(2 * 4096 + 16 * 8) * 2**10: CUBLAS, 2**16: CUBLAS_LT}
 
 
 def test_what_a_module_of_no_training_holds_carries_its_class():

@@ -90,6 +90,11 @@ class StateOffload:
             for unit in model.units
             if unit.name in away
         }
+        if any(hasattr(p, "device_mesh") for unit in parameters.values() for p in unit):
+            raise PlanError(
+                "The script's FSDP2 holds its parameters in pieces, and their optimizer state cannot lie on another tier.",
+                hint="leave that out of the plan; fully_shard(offload_policy=CPUOffloadPolicy()) does it in the script.",
+            )
         on_cpu = any(p.device.type == "cpu" for unit in parameters.values() for p in unit)
         if on_cpu and Lane.HOST in away.values():
             raise PlanError(
