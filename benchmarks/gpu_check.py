@@ -12,6 +12,7 @@ each takes a few minutes; on a CPU the models are small. Needs torch and numpy a
 """
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 import torch
@@ -44,6 +46,10 @@ SHAPES = {
 }
 NOT_RECORDED = "not recorded"
 PARTS = ("loop", "allocator", "ranks", "placement")
+
+
+class Failed(Exception):
+    """A process ended with another code than 0."""
 
 
 class Check:
@@ -73,8 +79,18 @@ class Check:
             capture_output=True,
         )
         if done.returncode != 0:
-            raise SystemExit(f"{' '.join(map(str, words))} ended with {done.returncode}:\n{done.stderr}")
+            raise Failed(f"{' '.join(map(str, words))} ended with {done.returncode}:\n{done.stderr}")
         return done.stdout
+
+    def tried(self, what, measure, *arguments):
+        """`measure`'s result, or None and a row where it failed: what comes after it does not hang on it."""
+        try:
+            return measure(self, *arguments)
+        except Exception:  # any: a check of half the rows is worth more than none
+            told = traceback.format_exc()
+            print(f"{what}: {told}", file=sys.stderr)
+            self.row(what, "FAILED", told.strip().splitlines()[-1][:100])
+            return None
 
     def witnessed(self, name, *before, peak=False):
         """Losses, and what the witness saw, of a training; `before` is what runs the witness."""
@@ -203,52 +219,57 @@ def check_overhead(check):
         check.args.device,
         *check.shape,
     ]
-    for variant, row in json.loads(check.python(*words)).items():
-        if variant != "plain":
-            check.row(
-                f"overhead: {variant}", f"wall x {row['wall_ratio']:.3f}", f"CPU x {row['cpu_ratio']:.3f}"
-            )
+    for model, found in json.loads(check.python(*words)).items():
+        for variant, row in found["steps"].items():
+            if variant != "plain":
+                check.row(
+                    f"overhead, {model}: {variant}",
+                    f"wall x {row['wall_ratio']:.3f}",
+                    f"CPU x {row['cpu_ratio']:.3f}, of the fastest rounds {row['quiet_cpu_ratio']:.3f}",
+                )
 
 
 def check_allocator(check):
     """Each model three times: with torch's own history, profiled, and profiled without a traced step."""
     for name in check.args.models:
-        words = [name, "--device", check.args.device]
-        plain, profiled, timed = (
-            check.folder / f"{name}-{kind}.json" for kind in ("plain", "traced", "timed")
-        )
-        check.python(MODELS, plain, *words, "--history")
-        check.python(*check.memadvisor("profile", name), MODELS, profiled, *words)
-        told, traced = json.loads(plain.read_text()), json.loads(profiled.read_text())
-        run = memadvisor.load(check.folder / name)
-        rank = analyze(run, None).ranks[0]
-        found, settings = rank.fragmentation, allocator_settings(run.ranks[0])
-        check.row(f"{name}: peak, captured", format_bytes(rank.highest_peak_bytes))
+        check.tried(f"{name}: allocator", check_model, name)
+
+
+def check_model(check, name):
+    words = [name, "--device", check.args.device]
+    plain, profiled, timed = (check.folder / f"{name}-{kind}.json" for kind in ("plain", "traced", "timed"))
+    check.python(MODELS, plain, *words, "--history")
+    check.python(*check.memadvisor("profile", name), MODELS, profiled, *words)
+    told, traced = json.loads(plain.read_text()), json.loads(profiled.read_text())
+    run = memadvisor.load(check.folder / name)
+    rank = analyze(run, None).ranks[0]
+    found, settings = rank.fragmentation, allocator_settings(run.ranks[0])
+    check.row(f"{name}: peak, captured", format_bytes(rank.highest_peak_bytes))
+    check.row(
+        f"{name}: peak, max_memory_allocated",
+        format_bytes(traced["allocated_bytes"]),
+        error(rank.highest_peak_bytes, traced["allocated_bytes"]),
+    )
+    check.row(f"{name}: reserved, max_memory_reserved", format_bytes(told["reserved_bytes"]))
+    if told["changes"] is not None:
+        replayed = replay([Change(*change) for change in told["changes"]], settings)
+        reserved_bytes = replayed.peak_reserved_bytes
         check.row(
-            f"{name}: peak, max_memory_allocated",
-            format_bytes(traced["allocated_bytes"]),
-            error(rank.highest_peak_bytes, traced["allocated_bytes"]),
+            f"{name}: reserved, torch's sequence simulated",
+            format_bytes(reserved_bytes),
+            error(reserved_bytes, told["reserved_bytes"]),
         )
-        check.row(f"{name}: reserved, max_memory_reserved", format_bytes(told["reserved_bytes"]))
-        if told["changes"] is not None:
-            replayed = replay([Change(*change) for change in told["changes"]], settings)
-            reserved_bytes = replayed.peak_reserved_bytes
-            check.row(
-                f"{name}: reserved, torch's sequence simulated",
-                format_bytes(reserved_bytes),
-                error(reserved_bytes, told["reserved_bytes"]),
-            )
-        check.row(
-            f"{name}: reserved, captured step simulated",
-            format_bytes(found.predicted_reserved_bytes),
-            error(found.predicted_reserved_bytes, told["reserved_bytes"]),
-        )
-        outside = None if found.measured is None else found.measured.outside_allocator_bytes
-        check.row(f"{name}: outside the allocator", format_bytes(outside))
-        same = "the same" if told["loss"] == traced["loss"] else f"{told['loss']} and {traced['loss']}"
-        check.row(f"{name}: loss, profiled against plain", same)
-        if check.on_cuda:
-            check_waits(check, name, words, timed)
+    check.row(
+        f"{name}: reserved, captured step simulated",
+        format_bytes(found.predicted_reserved_bytes),
+        error(found.predicted_reserved_bytes, told["reserved_bytes"]),
+    )
+    outside = None if found.measured is None else found.measured.outside_allocator_bytes
+    check.row(f"{name}: outside the allocator", format_bytes(outside))
+    same = "the same" if told["loss"] == traced["loss"] else f"{told['loss']} and {traced['loss']}"
+    check.row(f"{name}: loss, profiled against plain", same)
+    if check.on_cuda:
+        check_waits(check, name, words, timed)
 
 
 def check_waits(check, name, words, result):
@@ -283,6 +304,7 @@ def parse_args():
     parser.add_argument(
         "--models", nargs="*", help="of the allocator's check (default: all; compiled on CUDA alone)"
     )
+    parser.add_argument("--keep", metavar="DIR", help="leave the runs and what torch told in this directory")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--budget", type=float, default=0.7, help="memory budget, as a fraction of the peak")
     return parser.parse_args()
@@ -294,18 +316,21 @@ def main():
         args.models = ["gpt", "cnn", "lstm", "moe", "varying"]
         args.models += ["compiled"] if args.device.startswith("cuda") else []
     started_s = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
+    with contextlib.ExitStack() as stack:
+        folder = args.keep or stack.enter_context(tempfile.TemporaryDirectory())
         check = Check(args, Path(folder))
+        check.folder.mkdir(parents=True, exist_ok=True)
         try:
             if "loop" in args.only:
-                losses, measured = check_capture(check)
+                captured = check.tried("capture", check_capture)
                 if args.rounds:
-                    check_overhead(check)
-                check_plan(check, losses, measured)
+                    check.tried("overhead", check_overhead)
+                if captured is not None:
+                    check.tried("plan", check_plan, *captured)
             if "allocator" in args.only:
                 check_allocator(check)
             if "ranks" in args.only:
-                check_ranks(check)
+                check.tried("ranks", check_ranks)
             if "placement" in args.only:
                 check_placement(check)
         finally:

@@ -84,6 +84,11 @@ def check_ranks(check):
 
 def check_placement(check):
     """On one rank: optimizer state, then all states and activations on another tier; budgets for bf16 weights."""
+    check.tried("states on another tier", check_tiers)
+    check.tried("budgets", check_budgets)
+
+
+def check_tiers(check):
     tier = "host" if check.on_cuda else "disk"
     words = [GPT, *STATE_SHAPES[check.kind].split(), "--device", check.args.device]
     plain = losses_of(check.python(*check.memadvisor("profile", "whole"), *words))
@@ -111,7 +116,6 @@ def check_placement(check):
         )
         measured_s = rank.step_time.median_s
         check.row(f"{name}: step time", format_seconds(measured_s), f"x {measured_s / step_s:.2f}")
-    check_budgets(check)
 
 
 def check_budgets(check):
@@ -142,7 +146,7 @@ def check_budgets(check):
         held = "held" if peak.measured <= budget * peak_bytes else "BROKEN"
         check.row(f"{name}: predicted", format_bytes(peak.predicted), f"budget {held}")
         if check.on_cuda:
-            add_torchs_budget(check, budget, words, tokens)
+            check.tried(f"torch.compile, budget {budget}", add_torchs_budget, budget, words, tokens)
 
 
 def add_torchs_budget(check, budget, words, tokens):
