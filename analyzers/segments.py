@@ -195,7 +195,7 @@ class RecordedStep:
             updates_together=self._updates_together,
             may_update_by_unit=self._updates_together and not self._groups and updates_in_pieces(self._rank),
             shard_groups=self._groups,
-            holds_pieces=bool(self._rank.shard_groups),
+            holder=_holder(self._rank),
             late=late_sharding(rank, step) if self._groups else NOTHING_LATE,
         )
 
@@ -306,6 +306,11 @@ def _take_exposed_tail(rank: RankRun, pieces: Sequence[Piece], durations: list[f
                 durations[position] -= taken_s
                 exposed_s += taken_s
     return exposed_s
+
+
+def _holder(rank: RankRun) -> str:
+    """As of CapturedStep."""
+    return "FSDP2" if rank.shard_groups else "torch.compile" if rank.process.has_compiled_model else ""
 
 
 def _synced(rank: RankRun, pieces: Sequence[Piece]) -> frozenset[int]:

@@ -97,13 +97,14 @@ def _conventions(
                 except NoTransformer as error:
                     why = str(error)
         elif flops is None:
-            why = "no step was traced"
+            why = "no step was traced" if rank.traced_step is None else "no product was seen"
         conventions[name] = Convention(flops_per_step=flops, mfu=share(flops), reason=why)
     return shape, conventions
 
 
 def _training_flops(rank: RankRun) -> tuple[int | None, int | None]:
-    """Needed and executed FLOPs of the traced step. None when no step was traced.
+    """Needed and executed FLOPs of the traced step. None when no step was traced, or no product was seen in it (of a
+    replayed CUDA graph no operator is).
 
     What an optimizer multiplies (Muon's Newton-Schulz steps) is executed, but no need of the model.
     """
@@ -111,7 +112,8 @@ def _training_flops(rank: RankRun) -> tuple[int | None, int | None]:
         return None, None
     training = training_operators(rank)
     needed = sum(row.model_flops for row in training if row.phase != "optimizer")
-    return needed, sum(row.executed_flops for row in training)
+    executed = sum(row.executed_flops for row in training)
+    return (needed, executed) if executed else (None, None)
 
 
 def compute_dtype(rank: RankRun) -> str | None:

@@ -30,15 +30,12 @@ from memadvisor.capture.open_spans import look_outside
 from memadvisor.capture.optimizer_hooks import tell_of_updates
 from memadvisor.capture.position import Position
 from memadvisor.capture.training_thread import OTHERS, TrainingThread
+from memadvisor.cuda_graphs import CAPTURED, is_of_compiler
 
 _NUM_ROUNDS, _NUM_CALLS = 7, 60
 # Calls of modules, until none with gradients is waited for before the next backward.
 _MOST_WITHOUT_GRADIENTS = 50
 _FRAMES_OF_CALL = 6
-_CAPTURED = (
-    "The script captures its work into a CUDA graph, which runs no hooks when it is replayed: "
-    "steps, or parts of the model, that are replayed are not seen."
-)
 
 
 class Observer(Protocol):
@@ -334,9 +331,9 @@ class Hooks:
             finally:
                 if was_listening:
                     self.listen_to_modules(True)
-                if self._misses_capture and not self._has_noted_capture:
+                if (self._misses_capture or is_of_compiler()) and not self._has_noted_capture:
                     self._has_noted_capture = True
-                    self._guarded(self._observer.note)("warning", _CAPTURED)
+                    self._guarded(self._observer.note)("warning", CAPTURED)
 
         self._replace(graph, "capture_begin", never_compiled_itself(capture_begin))
         self._replace(graph, "capture_end", never_compiled_itself(capture_end))

@@ -31,11 +31,14 @@ from memadvisor.capture.tracer import Trace
 from memadvisor.capture.updates import existing_optimizers
 from memadvisor.own_hooks import hooks_aside
 from memadvisor.run.allocator_records import LiveStorage, OutOfMemory
+from memadvisor.run.compiled import has_compiled
+from memadvisor.run.cut import inside_wrapper
 from memadvisor.run.documents import Ending, Note, ProcessInfo
 from memadvisor.run.frames import MAX_JOURNAL_RAW_BYTES
 from memadvisor.run.journal import JournalWriter
-from memadvisor.run.living import living
+from memadvisor.run.living import living, outermost_modules
 from memadvisor.run.loader_records import DataWait, LoaderInfo
+from memadvisor.run.own_forwards import is_made_by_compiler
 from memadvisor.run.process import own_mark
 from memadvisor.run.records import Counter, Module, Parameter, Step, Unit
 from memadvisor.run.run import DEFAULT_TRACE_STEP
@@ -286,6 +289,7 @@ class RankWriter:
             has_ddp_hook=None if wrapped is None else any(getattr(ddp, "_comm_hooks", ()) for ddp in wrapped),
             has_ddp_join=None if wrapped is None else any(map(joins_ranks, wrapped)),
             has_zero_optimizer=None if wrapped is None else has_zero_optimizer(),
+            has_compiled_model=has_compiled_model(),
             float32_matmul=precision["matmul"],
             float32_convolution=precision["convolution"],
             **dict(zip(_MEASURED, self._engines_s or (), strict=False)),
@@ -301,6 +305,17 @@ def has_zero_optimizer() -> bool:
     """torch's own is looked for where the script has imported it: that takes a second."""
     module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
     return module is not None and bool(living(module.ZeroRedundancyOptimizer))
+
+
+def has_compiled_model() -> bool:
+    """Whether torch.compile has made one of a model that is in no other module."""
+    for module in outermost_modules(torch.nn.Module) if has_compiled() else ():
+        inner: Any = module
+        while inner is not None:
+            if is_made_by_compiler(inner):
+                return True
+            inner = inside_wrapper(inner)
+    return False
 
 
 def _process_group_size() -> int:

@@ -165,15 +165,15 @@ class CapturedStep:
     was. `peak_bytes` is the allocator's own where it was recorded, else that of the rows. `constant_state_bytes` are
     state bytes that belong to no unit's parameters. `exposed_communication_s` is inside `step_time_s`, and in no
     segment's duration. `repeats`: how often each micro-batch of the segments is run; 1 as captured. `precision`: of the
-    schedules that may be played over it. `leaves_gradients_alone`: between the last backward and the optimizer step,
-    as far as is known. `late`: what the script's FSDP2 leaves to the last micro-batch.
-    `updates_together`: the optimizer's own temporaries are of all parameters that one of its steps updates (foreach); `may_update_by_unit`: an engine may have it update some at a time.
-    `shard_groups`: those of a script that shares its model by FSDP2; `holds_pieces`: it has called `fully_shard`, if only
-    on one rank: no engine moves its states. `saved`: what units' forwards keep for their backwards and may wait elsewhere.
-    `roundable`: what of it may be in fewer bits meanwhile; `timelines`: what comes and goes in each segment; `rounding_cost`: None where it was not measured.
-    `make_parted`: see `parted`. `second_runs`: what each unit's forward of a micro-batch would run again;
-    `second_run_cost`: what that takes beside. `time_factors`: what runs on this machine have taught, by component of the
-    step time (components.py); 1 for those that are not there.
+    schedules that may be played over it. `leaves_gradients_alone`: between the last backward and the optimizer step, as
+    far as is known. `late`: what the script's FSDP2 leaves to the last micro-batch. `updates_together`: the optimizer's
+    own temporaries are of all parameters that one of its steps updates (foreach); `may_update_by_unit`: an engine may
+    have it update some at a time. `shard_groups`: those of a script that shares its model by FSDP2; `holder`: who keeps
+    engines from moving states, "FSDP2", or parameters, "torch.compile". `saved`: what units' forwards keep for their
+    backwards and may wait elsewhere. `roundable`: what of it may be in fewer bits meanwhile; `timelines`: what comes and
+    goes in each segment; `rounding_cost`: None where it was not measured. `make_parted`: see `parted`. `second_runs`:
+    what each unit's forward of a micro-batch would run again; `second_run_cost`: what that takes beside. `time_factors`:
+    what runs on this machine have taught, by component of the step time (components.py); 1 for those that are not there.
     """
 
     rank: int
@@ -200,7 +200,7 @@ class CapturedStep:
     updates_together: bool = False
     may_update_by_unit: bool = False
     shard_groups: tuple[ShardGroup, ...] = ()
-    holds_pieces: bool = False
+    holder: str = ""
     late: LateSharding = NOTHING_LATE
     cached: tuple[Inner, ...] = ()  # by caches of keys and values; not there where the unit is recomputed
     saved: tuple[SavedStorages, ...] = ()

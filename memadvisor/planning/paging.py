@@ -20,13 +20,13 @@ WAYS = ((True, False, 0), (True, True, 1), (False, True, 1))
 def nearest_tier(step: CapturedStep, transfers: TransferTimes | None) -> str | None:
     """Where it may lie: as near as transfers are known; None for nowhere else."""
     lanes = (Lane.DISK,) if step.device == "cpu" else (Lane.HOST, Lane.DISK)
-    known = transfers.bandwidths if transfers is not None and not step.holds_pieces else ()
+    known = transfers.bandwidths if transfers is not None and step.holder != "FSDP2" else ()
     return next((lane.value for lane in lanes if lane in known), None)
 
 
 def may_page(step: CapturedStep, num_ranks: int) -> bool:
     """Whether parameters may lie elsewhere too: on one rank, of one model that is updated once a step, element by element."""
-    if num_ranks > 1 or step.world_size > 1 or step.holds_pieces:
+    if num_ranks > 1 or step.world_size > 1 or step.holder:
         return False
     if len(set(step.models.values())) > 1 or updates_apart(step):
         return False

@@ -86,6 +86,17 @@ def test_without_a_traced_step_flops_are_unknown_not_zero():
     assert result.mfu is None
 
 
+def test_where_no_product_was_seen_flops_are_unknown_not_zero():
+    """What torch.compile's mode "reduce-overhead" replays runs no operator that is seen: MFU was given as 0.0 %."""
+    rank = make_run(num_ranks=1).ranks[0]
+    unseen = tuple(dataclasses.replace(row, model_flops=0, executed_flops=0) for row in rank.operators)
+    result = utilization(dataclasses.replace(rank, operators=unseen), step_time(rank), HARDWARE)
+
+    assert result.model_flops_per_step is None
+    assert result.mfu is result.hfu is None
+    assert result.conventions["exact"].reason == "no product was seen"
+
+
 def test_under_autocast_the_products_decide_the_dtype():
     """Parameters stay float32 while matrix products give bfloat16."""
     rank = make_run(num_ranks=1).ranks[0]

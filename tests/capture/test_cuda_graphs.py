@@ -83,3 +83,19 @@ def test_a_module_whose_forward_torch_has_replaced_by_a_replay_is_known():
     assert not is_replayed(module)
     module.forward = replay
     assert is_replayed(module)
+
+
+def test_graphs_that_torch_compile_captures_are_said_to_be_unseen(tmp_path, graph):
+    """Of mode "reduce-overhead" on a GPU nothing was said, though no hook is called while it captures: neither are its
+    replays' operators seen."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trees = {"__name__": "torch._inductor.cudagraph_trees", "graph": graph}
+    exec("def record():\n    graph.begin()\n    graph.end()", trees)
+    with memadvisor.profile(tmp_path / "run") as prof:
+        steps(model, optimizer, 4)
+        trees["record"]()
+        trees["record"]()
+        steps(model, optimizer, 1)
+
+    assert sum("CUDA graph" in note.text for note in prof.run.ranks[0].notes) == 1

@@ -1,5 +1,6 @@
 """Units with a forward of the script's own are in no plan: the engine does nothing around their calls."""
 
+import gc
 import types
 
 import pytest
@@ -10,6 +11,7 @@ import memadvisor
 from memadvisor.analyzers.segments import captured_step
 from memadvisor.capture.module_info import module_infos
 from memadvisor.planning.advise import advise
+from memadvisor.planning.paging import may_page
 
 
 def replaced(block):
@@ -61,3 +63,23 @@ def test_forwards_that_no_engine_wraps(change, own):
     infos = [info for _, info in module_infos(nn.Sequential(*blocks), "", {})]
 
     assert {info.name for info in infos if info.is_own_forward} == own
+
+
+@pytest.mark.parametrize(("is_compiled", "holder"), [(False, ""), (True, "torch.compile")])
+def test_parameters_of_a_model_that_is_compiled_as_a_whole_stay_where_they_are(tmp_path, is_compiled, holder):
+    """Such plans were advised, and run refuses them. A compiled block inside is another matter."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    called = torch.compile(model, backend="eager") if is_compiled else model
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(4):
+            called(torch.randn(512, 16)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    step = captured_step(prof.run)
+
+    assert step.holder == holder
+    assert may_page(step, 1) is not is_compiled
+    del called
+    gc.collect()
