@@ -62,7 +62,7 @@ def captured_step(
     of_rank: int | None = None,
 ) -> CapturedStep:
     """The step of the rank whose traced peak is highest, or of that named, which may hold a stage of a pipeline or parts
-    of layers.
+    of layers, and keeps all that the script's ranks do together.
 
     With a divisor d, the step as it would be with micro-batches of 1/d of their size, d times as many: storages with a
     batch dimension shrink, states do not (docs/planning.md). A divisor of 1/k: micro-batches k times as large, and as
@@ -104,7 +104,7 @@ class RecordedStep:
         self.chunked_loss = None if chunked is None else chunked.chunked_loss
         self.chunked_units = frozenset[str]() if chunked is None else chunked.units
         rank = rank if chunked is None else chunked.without_scores()
-        self._is_apart = bool(rank.pipeline_stages or rank.tensor_parallel)  # it shares nothing
+        self._is_apart = of_rank is not None  # it shares nothing but what the script itself does
         # Stages keep theirs gathered for the whole step, and beside split layers each is gathered as it was: replayed as it is.
         self._groups = rank.shard_groups if rank.process.world_size > 1 and not self._is_apart else ()
         if self._groups:
@@ -127,7 +127,7 @@ class RecordedStep:
             self._exposed_s = take_collectives(
                 rank, step, self._pieces, self._durations, observed_collectives(run)
             )
-        elif rank.tensor_parallel:
+        elif self._is_apart and not rank.pipeline_stages:
             self._exposed_s = 0.0  # its backward waits for the same collectives under a plan
         else:
             self._exposed_s = _take_exposed_tail(rank, self._pieces, self._durations)

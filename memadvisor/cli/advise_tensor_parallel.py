@@ -18,6 +18,7 @@ from memadvisor.cli.summary_script import script_changes
 from memadvisor.cli.tables import printable
 from memadvisor.plan_file import save_plan
 from memadvisor.planning.budget import budget_bytes
+from memadvisor.planning.own_updates import own_updates
 from memadvisor.planning.tensor_parallel import TensorAdvice, TensorPoint, advise_tensor_parallel
 from memadvisor.run.run import Run
 from memadvisor.unit_ranges import unit_ranges
@@ -34,12 +35,17 @@ def run_tensor_parallel(arguments: argparse.Namespace, run: Run) -> int:
 def run_of_its_own(arguments: argparse.Namespace, run: Run) -> int:
     """The same of ranks that reduce gradients by themselves. Raises UsageError where they have different units."""
     advice = advise_tensor_parallel(run, memory_bytes=budget_bytes(arguments.memory, run))
-    note = (
-        "ZeRO, and all else that brings ranks together, is for scripts that wrap their model in DistributedDataParallel: "
-        f"`--gpus {len(advice.ranks)}` says what it would give this one."
-    )
+    own = own_updates(run.ranks[0].process)
+    if own is None:
+        what = "train without DistributedDataParallel and FSDP2"
+        note = (
+            "ZeRO, and all else that brings ranks together, is for scripts that wrap their model in DistributedDataParallel: "
+            f"`--gpus {len(advice.ranks)}` says what it would give this one."
+        )
+    else:
+        what = f"train with {own.what}"
+        note = f"That stays as the script has it. For plans of ZeRO, and of all else that brings ranks together, {own.instead}."
     advice = dataclasses.replace(advice, notes=(*advice.notes, note))
-    what = "train without DistributedDataParallel and FSDP2"
     return _show(arguments, run, advice, what, "own_parallelism")
 
 

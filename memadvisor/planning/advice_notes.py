@@ -297,21 +297,6 @@ def _run_notes(run: Run, num_ranks: int, times: CollectiveTimes | None) -> Itera
             "The script's ranks train without DistributedDataParallel and FSDP2. `run` applies plans for several ranks to scripts "
             "that wrap their model in either, and to others what all ranks recompute alike (`run --policy`)."
         )
-    if min(num_ranks, recorded) > 1 and rank.process.has_ddp_hook:
-        yield (
-            "The script's DistributedDataParallel has a communication hook (register_comm_hook), which the engine does not call: "
-            "`run` applies no plan for several ranks to it."
-        )
-    if min(num_ranks, recorded) > 1 and rank.process.has_ddp_join:
-        yield (
-            "The script's DistributedDataParallel joins ranks that run out of data before others (Join), which the engine does "
-            "not do: `run` applies no plan for several ranks to it."
-        )
-    if min(num_ranks, recorded) > 1 and rank.process.has_zero_optimizer:
-        yield (
-            "The script's ZeroRedundancyOptimizer shares out its states itself, and `run` refuses plans of ZeRO stages 1 to 3 for "
-            "it: put the optimizer that it wraps in its place."
-        )
     if run.missing_ranks:
         yield f"{counted(len(run.missing_ranks), 'rank')} left nothing readable; the plan rests on the others."
     if times is not None:

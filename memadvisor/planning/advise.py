@@ -26,6 +26,7 @@ from memadvisor.planning.lossy import LossyAlternative, check_asked_bits, lossy_
 from memadvisor.planning.machine import Machine, machine_for
 from memadvisor.planning.micro_batches import split_notes, splits, step_with
 from memadvisor.planning.named import check_policy, named_plan
+from memadvisor.planning.own_updates import check_own_updates
 from memadvisor.planning.plays import Plays
 from memadvisor.planning.ranked import FrontPoint, RankedPlan, front_of, order, seconds_for
 from memadvisor.planning.reasons import explain
@@ -325,6 +326,7 @@ def _check_model(
             "out for that.",
             hint="`memadvisor run --zero 1` (2, 3) shares out each of these parts by itself, without a plan.",
         )
+    check_own_updates(run, num_ranks)
     if asked.local_sgd is not None:
         check_single(run.ranks[0], "local SGD is worked out")
     if not step.shard_groups:

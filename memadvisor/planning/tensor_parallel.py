@@ -1,5 +1,6 @@
 """Plans for ranks whose parallelism is their own: that split layers among them (tensor parallelism), or bring gradients
-together without DistributedDataParallel and FSDP2, as an optimizer of their own may. Which units do all of them recompute?
+together without DistributedDataParallel and FSDP2, as an optimizer of their own may, or with what the engine does not do in
+DistributedDataParallel's place. Which units do all of them recompute?
 
 A unit that runs again repeats its collectives, and a collective takes all ranks: so all recompute the same units, and those
 run again in the same order, for backwards go through the same graph. What a second forward takes is what the first one
@@ -23,6 +24,7 @@ from memadvisor.plan import Plan
 from memadvisor.planning.advice_notes import size_notes
 from memadvisor.planning.by_rank import front_of_points, plan_of_ranks, rank_plans
 from memadvisor.planning.collecting import collecting_seldom
+from memadvisor.planning.own_updates import own_updates
 from memadvisor.planning.stage_choice import Chosen, StageChoice
 from memadvisor.run.run import Run
 from memadvisor.unit_ranges import unit_ranges
@@ -117,7 +119,7 @@ def is_of_its_own(run: Run) -> bool:
     FSDP1 gathers a unit's parameters once more when it runs again, which is not played.
     """
     return run.manifest.world_size > 1 and all(
-        rank.process.has_ddp is False
+        (rank.process.has_ddp is False or own_updates(rank.process) is not None)
         and not rank.shard_groups
         and all(module.type_name != "FullyShardedDataParallel" for module in rank.modules)
         for rank in run.ranks

@@ -1,6 +1,7 @@
 """Ranks that split layers recompute the same units: against all choices, with the fullest rank deciding."""
 
 import json
+import math
 import os
 from dataclasses import replace
 from itertools import combinations
@@ -128,6 +129,28 @@ def test_fsdp1_and_older_runs_are_planned_for_as_before():
     assert is_of_its_own(replace(run, ranks=tuple(own)))
     assert not is_of_its_own(replace(run, ranks=tuple(sharding)))
     assert not is_of_its_own(replace(run, ranks=(own[0], run.ranks[1])))
+
+
+@pytest.mark.parametrize("has", ["has_ddp_hook", "has_ddp_join", "has_zero_optimizer"])
+def test_what_the_engine_does_not_do_in_ddps_place_stays_with_its_buckets(has):
+    """No engine replaces DDP then: its buckets, alive all the time, are a part of every plan's peak."""
+    run = make_run(num_ranks=2)
+    ranks = []
+    for rank in run.ranks:
+        longest = max(rank.storages, key=lambda row: (row.death_s or math.inf) - row.birth_s)
+        bucket = replace(longest, storage_id=10**6, category="communication", size_bytes=10**6)
+        process = replace(rank.process, has_ddp=True, **{has: True})
+        step = replace(rank.traced_step, peak_allocated_bytes=rank.traced_step.peak_allocated_bytes + 10**6)
+        rest = tuple(each for each in rank.steps if each.index != step.index)
+        ranks.append(replace(rank, process=process, storages=(*rank.storages, bucket), steps=(*rest, step)))
+    run = replace(run, ranks=tuple(ranks))
+
+    assert is_of_its_own(run)
+    advice = advise_tensor_parallel(run, memory_bytes=1 << 30)
+    assert not advice.recomputed
+    assert [each.predicted_peak_bytes for each in advice.ranks] == [
+        each.measured_peak_bytes for each in advice.ranks
+    ]
 
 
 def test_a_plan_whose_ranks_would_wait_for_each_other_for_ever_is_refused():

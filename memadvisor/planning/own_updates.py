@@ -1,0 +1,51 @@
+"""What a script with DistributedDataParallel may have that the engine does not do in its place: such ranks get plans of what
+all of them recompute alone (tensor_parallel.py), which leave DistributedDataParallel as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memadvisor.errors import UsageError
+from memadvisor.run.documents import ProcessInfo
+from memadvisor.run.run import Run
+
+
+@dataclass(frozen=True, slots=True)
+class OwnUpdates:
+    """what: in words. instead: what to change in the script for other plans."""
+
+    what: str
+    instead: str
+
+
+_HOOK = OwnUpdates(
+    "a communication hook of DistributedDataParallel (register_comm_hook)",
+    "take the hook out (`--reduce-bits` and the like send less, too)",
+)
+_JOIN = OwnUpdates(
+    "torch's Join, for ranks that run out of data before others", "give all ranks as many batches"
+)
+_ZERO = OwnUpdates(
+    "a ZeroRedundancyOptimizer, which shares out its states itself",
+    "put the optimizer that it wraps in its place",
+)
+
+
+def own_updates(process: ProcessInfo) -> OwnUpdates | None:
+    """None where there is nothing of it."""
+    found = (
+        (_HOOK, process.has_ddp_hook),
+        (_JOIN, process.has_ddp_join),
+        (_ZERO, process.has_zero_optimizer),
+    )
+    return next((own for own, has in found if has), None)
+
+
+def check_own_updates(run: Run, num_ranks: int) -> None:
+    """Raise UsageError where `run` would refuse every plan of so many ranks but what all of them recompute."""
+    own = own_updates(run.ranks[0].process)
+    if own is not None and min(num_ranks, run.manifest.world_size) > 1:
+        raise UsageError(
+            f"The script has {own.what}: `run` applies no plan for several ranks to it but what all of them recompute alike.",
+            hint=f"`memadvisor advise RUN --memory SIZE`, without other options, chooses that; or {own.instead}.",
+        )
