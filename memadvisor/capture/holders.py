@@ -52,14 +52,16 @@ class Holders:
         self._watched: set[SavedStorage] = set()
         self._num_to_skip = 0
 
-    def save(self, storage: torch.UntypedStorage, address: int) -> SavedStorage:
-        """Autograd keeps a tensor in `storage` by a TensorImpl that nobody else has."""
+    def save(self, storage: torch.UntypedStorage, address: int, *, is_wrapped: bool = False) -> SavedStorage:
+        """Autograd keeps a tensor in `storage` by a TensorImpl that nobody else has. is_wrapped: inside of another tensor
+        (a DTensor), which is no reason to look who holds it."""
         key = storage._cdata
         known = self._saved.get(key)
         if known is None:
             known = self._saved[key] = SavedStorage(self, storage, address)
         known.num_saves += 1
-        self._watched.add(known)
+        if not is_wrapped:
+            self._watched.add(known)
         return known
 
     def forget(self, saved: SavedStorage) -> None:

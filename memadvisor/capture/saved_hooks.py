@@ -56,6 +56,7 @@ class SavedTensorHooks:
             self._also(tensor)
         was_active = mode.is_active
         needs_gradient, is_leaf = tensor.requires_grad, tensor.is_leaf
+        given = tensor
         if type(tensor) in PLAIN_TENSORS:
             is_own = bool(address) and not (needs_gradient and is_leaf)
             if is_own or tensor.grad_fn is not None:
@@ -67,10 +68,10 @@ class SavedTensorHooks:
         if not was_active:
             return _Kept(tensor, None)
         if not address:
-            return _Kept(tensor, *self._rows_inside(tensor, needs_gradient))
+            return _Kept(tensor, *self._rows_inside(tensor, needs_gradient, given))
         storage = tensor.untyped_storage()
         row = self._row(tensor, storage, address, needs_gradient)
-        return _Kept(tensor, row, self.holders.save(storage, address) if is_own else None)
+        return _Kept(tensor, row, (self.holders.save(storage, address),) if is_own else ())
 
     @staticmethod
     @never_compiled
@@ -125,18 +126,22 @@ class SavedTensorHooks:
         return row
 
     def _rows_inside(
-        self, tensor: torch.Tensor, needs_gradient: bool
-    ) -> tuple[SavedTensor | None, None, tuple[SavedTensor, ...]]:
-        """Of a tensor without memory of its own: the tensors that it wraps, as a DTensor does this rank's part."""
+        self, tensor: torch.Tensor, needs_gradient: bool, given: torch.Tensor
+    ) -> tuple[SavedTensor | None, tuple[SavedStorage, ...], tuple[SavedTensor, ...]]:
+        """Of a tensor without memory of its own: the tensors that it wraps, as a DTensor does this rank's part. Those that
+        the tensor `given` to autograd wraps, too, the script may have."""
         if type(tensor) in PLAIN_TENSORS:
-            return None, None, ()
-        inside = [part for part in plain_tensors(tensor) if part is not tensor]
-        rows = [
-            self._row(part, part.untyped_storage(), address, needs_gradient)
-            for part in inside
-            if (address := self._mode.address(part))
-        ]
-        return (rows[0], None, tuple(rows[1:])) if rows else (None, None, ())
+            return None, (), ()
+        rows, storages = [], []
+        scripts = {id(part) for part in plain_tensors(given)}
+        for part in plain_tensors(tensor):
+            if part is tensor or not (address := self._mode.address(part)):
+                continue
+            storage = part.untyped_storage()
+            rows.append(self._row(part, storage, address, needs_gradient))
+            if id(part) not in scripts:
+                storages.append(self.holders.save(storage, address, is_wrapped=True))
+        return (rows[0], tuple(storages), tuple(rows[1:])) if rows else (None, (), ())
 
     def _back(self, first: SavedTensor, tensor: torch.Tensor) -> SavedTensor | None:
         """The row of bytes that were moved and are on the device again, in `tensor`; None after the step."""
@@ -175,18 +180,18 @@ def own_alias(tensor: torch.Tensor) -> torch.Tensor:
 class _Kept:
     """Stands for a saved tensor inside autograd; its end is the moment that autograd lets go."""
 
-    __slots__ = ("others", "row", "storage", "tensor")
+    __slots__ = ("others", "row", "storages", "tensor")
 
     def __init__(
         self,
         tensor: torch.Tensor,
         row: SavedTensor | None,
-        storage: SavedStorage | None = None,
+        storages: tuple[SavedStorage, ...] = (),
         others: tuple[SavedTensor, ...] = (),
     ) -> None:
         self.tensor = tensor
         self.row = row
-        self.storage = storage
+        self.storages = storages
         self.others = others  # of a wrapper of several tensors, all but the first
 
     @never_compiled
@@ -195,8 +200,8 @@ class _Kept:
             self.row.released_ns = time_ns()
             for row in self.others:
                 row.released_ns = self.row.released_ns
-        if self.storage is not None:
-            self.storage.let_go()
+        for storage in self.storages:
+            storage.let_go()
 
 
 class Held:

@@ -92,19 +92,33 @@ def test_a_mesh_named_after_data_is_no_tensor_parallelism():
         assert tensor_parallel([("", model)], {}) == []
 
 
-def test_what_autograd_keeps_of_split_layers_is_this_ranks_part(tmp_path):
-    """A DTensor has no memory of its own: what it wraps is kept."""
+def profiled(directory, activation):
+    """One rank of a layer, its activation and another layer, both split."""
     with ranks():
-        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8))
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), activation, torch.nn.Linear(16, 8))
         plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
         parallelize_module(model, init_device_mesh("cpu", (NUM_RANKS,)), plan)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         batch = torch.ones(32, 8)
-        with memadvisor.profile(tmp_path / "run", trace_step=1) as prof:
+        with memadvisor.profile(directory, trace_step=1) as prof:
             for _ in range(3):
                 model(batch).sum().backward()
                 optimizer.step()
-    rank = prof.run.ranks[0]
+    return prof.run.ranks[0]
+
+
+def test_what_autograd_keeps_of_split_layers_is_this_ranks_part(tmp_path):
+    """A DTensor has no memory of its own: what it wraps is kept."""
+    rank = profiled(tmp_path, torch.nn.GELU())
     operators = {storage.storage_id: storage.operator for storage in rank.storages}
     kept = {(operators[row.storage_id], row.size_bytes) for row in rank.saved}
     assert ("aten::gelu", 32 * 4 * 4) in kept
+
+
+def test_what_is_kept_by_itself_and_inside_of_a_dtensor_is_held_by_autograd_alone(tmp_path):
+    """The output of tanh, and of attention: taken for the script's own, it was said to outlive its unit's second forward."""
+    rank = profiled(tmp_path, torch.nn.Tanh())
+    (output,) = (row for row in rank.storages if row.operator == "aten::tanh")
+    assert len([row for row in rank.saved if row.storage_id == output.storage_id]) == 2
+    backward_s = min(span.start_s for span in rank.spans if span.kind == "backward" and span.step == 1)
+    assert output.last_held_s is None or output.last_held_s < backward_s
