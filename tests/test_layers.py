@@ -52,6 +52,7 @@ DATA = (
 COST = "memadvisor.cost"
 TORCH = (
     "memadvisor.own_hooks",
+    "memadvisor.never_compiled",
     "memadvisor.cuda_graphs",
     "memadvisor.backends",
     "memadvisor.key_value_caches",

@@ -3,7 +3,7 @@
 script.py     runs the script as `python script.py` would; launch.py starts several ranks, children.py
               follows the script into those that it starts by itself
 attach.py     waits for the script's own `import torch`, then installs the hooks
-hooks.py      torch's global hooks: modules, backward, optimizer steps; compiled.py keeps Dynamo off them
+hooks.py      torch's global hooks: modules, backward, optimizer steps; never_compiled.py, above, keeps Dynamo off them
 position.py   where the training stands: module stack, phase, micro-batch
 models.py     the discovered models: names, units, parameters
 recorder.py   told by the hooks; steps.py and unstepped.py say where a step ends

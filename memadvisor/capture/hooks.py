@@ -23,7 +23,6 @@ import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from memadvisor.capture.compiled import never_compiled, never_compiled_itself
 from memadvisor.capture.data_waits import DataWaits
 from memadvisor.capture.loader_hooks import tell_of_loaders
 from memadvisor.capture.open_spans import look_outside
@@ -31,6 +30,7 @@ from memadvisor.capture.optimizer_hooks import tell_of_updates
 from memadvisor.capture.position import Position
 from memadvisor.capture.training_thread import OTHERS, TrainingThread
 from memadvisor.cuda_graphs import CAPTURED, is_of_compiler
+from memadvisor.never_compiled import never_compiled, never_compiled_itself
 
 _NUM_ROUNDS, _NUM_CALLS = 7, 60
 # Calls of modules, until none with gradients is waited for before the next backward.

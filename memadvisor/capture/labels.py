@@ -23,7 +23,6 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from memadvisor.capture.collectives import CollectiveLog
-from memadvisor.capture.compiled import never_compiled
 from memadvisor.capture.flops import NO_ARITHMETIC
 from memadvisor.capture.label_log import MOST_OF_LONG_STEP, MOST_OPERATORS, LabelLog, Named, Place, Sighting
 from memadvisor.capture.meeting_gradients import may_be_overwritten
@@ -45,6 +44,7 @@ from memadvisor.capture.tensor_storage import (
     storage_address,
 )
 from memadvisor.capture.traffic import stored_bytes
+from memadvisor.never_compiled import never_compiled
 from memadvisor.operator_calls import is_without_dropout
 from memadvisor.own_hooks import own_hooks_aside
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from memadvisor.capture.compiled import never_compiled_itself
+from memadvisor.never_compiled import never_compiled_itself
 
 # What was waited for: the iterator, its first batch, another one, and word that there are no more, or why there are none.
 START, FIRST, BATCH, END = range(4)

@@ -18,13 +18,13 @@ import torch
 from torch._C._autograd import _pop_saved_tensors_default_hooks, _push_saved_tensors_default_hooks
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from memadvisor.capture.compiled import never_compiled_itself
 from memadvisor.capture.cpu_account import CpuAccount
 from memadvisor.capture.operator_kinds import NAMESPACES_OF_COLLECTIVES
 from memadvisor.capture.own_mode import OwnMode
 from memadvisor.capture.position import Position
 from memadvisor.capture.saved_hooks import without_cycle
 from memadvisor.capture.tensor_storage import describe, has_wrapper, storage_address, tensors_in
+from memadvisor.never_compiled import never_compiled_itself
 from memadvisor.own_hooks import own_hooks_aside, unseen_by_checkpoints
 from memadvisor.units import format_bytes
 

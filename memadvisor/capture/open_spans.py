@@ -21,8 +21,8 @@ from torch.autograd.function import Function
 from torch.autograd.profiler import record_function
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from memadvisor.capture.compiled import never_compiled
 from memadvisor.capture.optimizer_hooks import tell_of_updates
+from memadvisor.never_compiled import never_compiled
 from memadvisor.run.say import say
 
 _OPERATOR_IN_PYTHON = "__torch_dispatch__"

@@ -16,7 +16,7 @@ from typing import Any
 from torch.optim import optimizer as torch_optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from memadvisor.capture.compiled import never_compiled
+from memadvisor.never_compiled import never_compiled
 
 _Told = Callable[[torch_optimizer.Optimizer], None]
 

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch._C._autograd import _get_sequence_nr
 
-from memadvisor.capture.compiled import never_compiled
 from memadvisor.capture.holders import Holders, SavedStorage
 from memadvisor.capture.label_log import LabelLog, SavedTensor
 from memadvisor.capture.labels import LabelMode
 from memadvisor.capture.open_spans import called_by_operators
 from memadvisor.capture.tensor_storage import PLAIN_TENSORS, plain_tensors
+from memadvisor.never_compiled import never_compiled
 
 
 class SavedTensorHooks:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from memadvisor.capture.clock import DeviceMark, HostClock
-from memadvisor.capture.compiled import never_compiled
 from memadvisor.capture.listening import Listening
 from memadvisor.capture.module_info import ModuleInfo
 from memadvisor.capture.position import Position
@@ -27,6 +26,7 @@ from memadvisor.capture.samples import (
     is_without_graph,
     num_elements_of,
 )
+from memadvisor.never_compiled import never_compiled
 from memadvisor.run.cut import innermost
 
 _Mark = float | DeviceMark

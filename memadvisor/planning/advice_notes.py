@@ -20,6 +20,7 @@ from memadvisor.cost.transfers import TransferTimes
 from memadvisor.fused_updates import fused_updates_text
 from memadvisor.local_sgd import LocalSgd, local_sgd_loss_text
 from memadvisor.planning.algorithms import algorithms_notes
+from memadvisor.planning.compiled_models import keeps_parameters, no_unit_ran
 from memadvisor.planning.extrapolation import extrapolation_notes
 from memadvisor.planning.plays import Plays
 from memadvisor.planning.ranked import RankedPlan
@@ -42,7 +43,7 @@ def notes(run: Run, plays: Plays, plain: CapturedStep, found: list[RankedPlan]) 
     yield from algorithms_notes(found[0].plan.algorithms)
     yield from _coding_notes(plays.asked.optimizer_bits, plays.transfers)
     yield from model_notes(run.ranks[0], plays.models, plain, knows_tier=plays.transfers is not None)
-    yield from _unit_notes(run, plain)
+    yield from _unit_notes(run, plain, plays.num_ranks)
     yield from _derivative_notes(run, plain)
     yield from _checkpoint_notes(run, plain, plays.budget_bytes)
     yield from _run_notes(run, plays.num_ranks, plays.times)
@@ -70,9 +71,14 @@ def _time_notes(run: Run, plain: CapturedStep) -> Iterator[str]:
         )
 
 
-def _unit_notes(run: Run, plain: CapturedStep) -> Iterator[str]:
+def _unit_notes(run: Run, plain: CapturedStep, num_ranks: int) -> Iterator[str]:
     ran = {segment.unit for segment in plain.segments if segment.phase == "forward"}
-    if len(plain.states) > 1 and ran.isdisjoint(plain.states):
+    if num_ranks > 1 and keeps_parameters(run, plain):
+        yield (
+            "No plan is of ZeRO stage 3: of what torch.compile has made, and of units that were not seen to run by themselves, "
+            "`run` cannot free the parameters between their uses."
+        )
+    if no_unit_ran(plain):
         yield (
             "No unit of the model was seen to run by itself, so no plan recomputes any. Where torch.compile or torch.export makes "
             "one graph of them all, there may be plans without it that need far less memory; where the script works on "

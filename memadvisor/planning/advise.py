@@ -21,6 +21,7 @@ from memadvisor.local_sgd import LocalSgd, check_local_sgd
 from memadvisor.plan import Plan
 from memadvisor.planning.advice_notes import chunk_notes, fused_notes, notes
 from memadvisor.planning.collecting import collecting_seldom
+from memadvisor.planning.compiled_models import keeps_parameters
 from memadvisor.planning.learn import Learnt, learn
 from memadvisor.planning.lossy import LossyAlternative, check_asked_bits, lossy_alternatives
 from memadvisor.planning.machine import Machine, machine_for
@@ -130,7 +131,7 @@ def advise(
     check_near_ranks(near_ranks, ranks, bool(plain.shard_groups))
     check_asked_bits(optimizer_bits, bool(plain.shard_groups), machine.transfers)
     plays = _plays(run, ranks, memory_bytes, asked, recorded.chunked_units, machine)
-    search = Search(plays, near_ranks)
+    search = Search(plays, near_ranks, has_stage_3=not keeps_parameters(run, plain))
     if not search.stages:
         raise UsageError(
             "No ZeRO stage can have both this precision and this compression.", hint="leave one of them out."

@@ -186,6 +186,16 @@ def test_a_script_with_what_the_engine_does_not_take_over_gets_no_plan_that_run_
     assert advise(run, memory_bytes=10**9, num_ranks=1).plans
 
 
+def test_what_torch_compile_has_made_gets_no_plan_of_stage_3():
+    """`run` refuses it; nothing says when a graph needs the parameters of units inside."""
+    compiled = Module("blocks.0", "OptimizedModule", "blocks.0")
+    ranks = tuple(dataclasses.replace(rank, modules=(*rank.modules, compiled)) for rank in RUN.ranks)
+    advice = advise(dataclasses.replace(RUN, ranks=ranks), memory_bytes=2 * 10**6)
+    assert {unit.zero_stage for one in advice.plans for unit in one.plan.units} <= {0, 1, 2}
+    assert any("No plan is of ZeRO stage 3" in note for note in advice.notes)
+    assert 3 in {one.plan.zero_stage for one in advise(RUN, memory_bytes=2 * 10**6).plans}
+
+
 def test_every_plan_says_where_its_peak_is_and_how_the_next_compares():
     plans = advise(RUN, memory_bytes=4 * 10**6).plans
     for ranked in plans:

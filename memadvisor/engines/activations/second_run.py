@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -167,6 +168,7 @@ class Conditions:
     __slots__ = (
         "_autocast",
         "_caches_casts",
+        "_ddp",
         "_default_device",
         "_device_states",
         "_devices",
@@ -178,6 +180,8 @@ class Conditions:
         kinds = {leaf.device.type for leaf in leaves if isinstance(leaf, torch.Tensor)} | {"cpu"}
         self._autocast = [(kind, *_casts_of(kind)) for kind in kinds if torch.amp.is_autocast_available(kind)]
         self._caches_casts = torch.is_autocast_cache_enabled()
+        # Dynamo cuts what it compiles inside of a DDP's forward at DDP's buckets, and does not elsewhere.
+        self._ddp = DistributedDataParallel._active_ddp_module
         modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
         self._default_device = [mode for mode in modes if isinstance(mode, DeviceContext)][-1:]
         self._random_state = torch.get_rng_state()
@@ -195,6 +199,8 @@ class Conditions:
             if self._devices:
                 stack.enter_context(torch.random.fork_rng(self._devices))
                 set_device_states(self._devices, self._device_states)
+            if self._ddp is not None:
+                stack.enter_context(self._ddp._inside_ddp_forward())
             for kind, enabled, dtype in self._autocast:
                 if enabled or _casts_of(kind) != (enabled, dtype):
                     stack.enter_context(torch.autocast(kind, dtype, enabled, self._caches_casts))

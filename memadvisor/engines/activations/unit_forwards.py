@@ -20,6 +20,7 @@ from memadvisor.engines.script.live import LiveModel
 from memadvisor.engines.script.undo import Undo
 from memadvisor.engines.sharding.saved import is_in_checkpoint
 from memadvisor.errors import PlanError
+from memadvisor.never_compiled import never_compiled
 from memadvisor.run.own_forwards import is_made_by_compiler, why_not_wrapped
 
 
@@ -88,6 +89,7 @@ class _CompiledForwards:
         self._below = below
         self._wrapper = wrapper
 
+    @never_compiled  # Dynamo calls modules of this class itself: what it makes for DDP's buckets
     def __get__(self, module: torch.nn.Module | None, kind: type) -> Any:
         if module is None:
             return self

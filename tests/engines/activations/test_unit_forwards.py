@@ -6,7 +6,10 @@ import copy
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
+from memadvisor.engines.activations.second_run import Conditions
 from memadvisor.plan import UnitPlan
 from tests.engines.activations.test_recompute import new_model, train_alone
 from tests.engines.trainings import applied, make_plan
@@ -76,3 +79,17 @@ def test_a_class_that_is_wrapped_is_compiled_elsewhere_as_without_us():
     with applied(make_plan(1, units=units)):
         ours = train_alone(model(), steps=2)
     assert ours[0] == plain[0]
+
+
+def test_a_second_run_is_inside_the_ddp_that_the_first_one_was_in():
+    """Dynamo cuts graphs at DDP's buckets, by the DDP whose forward runs; in the backward none does."""
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        wrapper = DistributedDataParallel(torch.nn.Linear(1, 1))
+        with wrapper._inside_ddp_forward():
+            conditions = Conditions(())
+        with conditions.again():
+            assert DistributedDataParallel._active_ddp_module is wrapper
+        assert DistributedDataParallel._active_ddp_module is None
+    finally:
+        dist.destroy_process_group()
