@@ -62,6 +62,9 @@ class _Mirrored:
                 inner = _tensors_of(module, "_parameters")
                 if any(_tensors_of(child, "_parameters") for child in children_of(module)):
                     found.of_modules.add(_shapes(inner))
+        for module in _around(roots):
+            kept = [tensor for each in _preorder(module) for tensor in _kept_in_state(each)]
+            found.of_containers.setdefault(_shapes(kept), kept)
         found.of_modules = set(filter(_is_telling, found.of_modules))
         found.of_containers = {key: each for key, each in found.of_containers.items() if _is_telling(key)}
         return found
@@ -146,6 +149,20 @@ def _are_copies(tensors: Sequence[torch.Tensor], mirrored: Container[_Shapes], n
         and not_copies.isdisjoint(map(id, tensors))
         and all(each.is_leaf and each.grad is None for each in tensors)
     )
+
+
+def _around(roots: Sequence[torch.nn.Module]) -> Iterator[torch.nn.Module]:
+    """Modules that hold one of these, and more beside it: of a distribution whose methods call a network the script keeps
+    the state dictionary, and not the network's."""
+    known = set(map(id, roots))
+    seen = set(known)
+    left = outermost_modules(torch.nn.Module)
+    while left:
+        module = left.pop()
+        if id(module) not in seen and any(id(inner) in known for inner in _preorder(module)):
+            yield module
+            left += children_of(module)
+        seen.add(id(module))
 
 
 def _preorder(root: torch.nn.Module) -> Iterator[torch.nn.Module]:

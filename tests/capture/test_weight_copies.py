@@ -103,6 +103,33 @@ def test_a_wrapper_that_holds_the_model_beside_its_average_has_copies_of_it_alon
     )
 
 
+class Distribution(torch.nn.Module):
+    """Has a buffer beside its network, and is never called itself."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+        self.register_buffer("scale", torch.ones(30))
+
+    def log_prob(self, inputs):
+        return self.network(inputs * self.scale)
+
+
+def test_the_state_that_is_kept_of_what_is_around_the_model_is_a_copy_of_it(tmp_path):
+    """As the best state so far of a normalizing flow, whose network alone is called as a module."""
+    around = Distribution(_network())
+    best = copy.deepcopy(around.state_dict())
+    optimizer = torch.optim.SGD(around.parameters(), lr=0.01)
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(5):
+            around.log_prob(torch.randn(8, 30)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    found = _copies(prof.run.ranks[0].storages)
+    assert sum(row.size_bytes for row in found) == _bytes_of(best.values())
+
+
 def test_a_momentum_that_the_script_keeps_in_a_list_is_no_copy(tmp_path):
     model = _network()
     momentum = [torch.zeros_like(parameter) for parameter in model.parameters()]
