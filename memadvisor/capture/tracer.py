@@ -50,7 +50,9 @@ class Trace:
     idle_casts: Sequence[SeenCast] = ()
     is_inflated: bool = False  # the profiler held what would have been freed (idle_casts.py)
     nestings: Sequence[tuple[int, int]] = ()  # as `LabelLog` has them
-    is_unasked: bool = False  # hooks of the script's were asked what autograd keeps
+    # Hooks of the script's were asked what autograd keeps: in all of the step, or in a part.
+    is_unasked: bool = False
+    is_partly_unasked: bool = False
 
 
 class Tracer:
@@ -102,7 +104,6 @@ class Tracer:
         self.offset_ns = monotonic_less_wall_ns()
         self._end_ns: int | None = None  # where it is held
         self._default_hooks: DefaultHooks | None = None
-        self._is_unasked = False
         self._truth: AllocatorAccount | None = None  # while it records
         try:
             self._start_layers()
@@ -123,7 +124,6 @@ class Tracer:
         self.collectives.watch(self.mode, self.mode.live_place)
         self.mode.__enter__()  # type: ignore[no-untyped-call]
         self._default_hooks = DefaultHooks(self._hooks.pack, self._hooks.unpack)
-        self._is_unasked = self._default_hooks.is_below
         self.mode.note_place()
 
     @staticmethod
@@ -205,6 +205,7 @@ class Tracer:
             for plain in plain_tensors(tensor)
             if is_on(plain, self._device) and storage_address(plain)
         ]
+        hooks = self._default_hooks
         self._stop_labels()
         self.log.gather()
         has_totals = self._cpu is not None or self._device.type != "cpu"
@@ -241,7 +242,8 @@ class Tracer:
             idle_casts=() if truth is None else truth.idle_casts,
             is_inflated=truth is not None and truth.is_inflated,
             nestings=self.log.nestings,
-            is_unasked=self._is_unasked,
+            is_unasked=hooks is not None and (hooks.is_below or (hooks.are_above and not self.log.saved)),
+            is_partly_unasked=hooks is not None and hooks.are_above,
         )
 
     def _alive(self) -> list[Resident]:

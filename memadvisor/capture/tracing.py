@@ -32,6 +32,10 @@ _NODES_OF_LONG_STEP = (
     2_000  # autograd's; there are 4 or 5 operators a node, so the profiler takes some 100 MB of them
 )
 _IN_FUNC = "the one to be traced begins inside torch.func.grad or its like, where torch allows no hooks on saved tensors"
+_UNASKED = (
+    "The script has hooks of its own on what autograd keeps (saved_tensors_hooks) around {}, which are asked in place of "
+    "ours: {} is not recorded."
+)
 _IN_A_MODE = "ended inside a dispatch mode of the script"
 
 Peaks = tuple[int | None, int | None]  # allocated, reserved
@@ -187,11 +191,9 @@ class Tracing:
         if (elsewhere := what_is_elsewhere(models, device)) is not None:
             self._note("warning", elsewhere)
         if trace.is_unasked:
-            self._note(
-                "warning",
-                "The script has hooks of its own on what autograd keeps (saved_tensors_hooks) around its steps, which are asked in "
-                "place of ours: what is kept for the backward is not recorded.",
-            )
+            self._note("warning", _UNASKED.format("its steps", "what is kept for the backward"))
+        elif trace.is_partly_unasked:
+            self._note("warning", _UNASKED.format("a part of its steps", "what that keeps for the backward"))
         snapshot = take_snapshot(device, step, nvml)
         if snapshot is not None:
             self._writer.write_allocator(snapshot)

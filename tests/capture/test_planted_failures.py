@@ -160,6 +160,33 @@ def test_the_training_is_as_it_was(tmp_path, monkeypatch, capfd, plain, late, pl
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
 
+@pytest.mark.parametrize(("is_around_second", "said"), [(True, "what is kept"), (False, "what that keeps")])
+def test_hooks_that_end_before_the_optimizer_steps_are_said_to_be_asked(tmp_path, is_around_second, said):
+    """As of `save_on_cpu`, around the forward or a part of it: what is kept was not recorded, and nobody knew why."""
+    first, second = nn.Linear(8, 8), nn.Linear(8, 1)
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+    on_cpu = torch.autograd.graph.save_on_cpu
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(5):
+            with on_cpu():
+                x = checkpoint(first, torch.randn(4, 8, requires_grad=True), use_reentrant=False)
+            with on_cpu() if is_around_second else torch.enable_grad():
+                second(x).square().mean().backward()
+            optimizer.step()
+    (note,) = prof.run.ranks[0].notes
+    assert note.text.endswith(f"{said} for the backward is not recorded.")
+
+
+def test_a_checkpoint_that_the_script_has_around_a_block_is_recorded_and_no_hooks_of_its_own(tmp_path):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(5):
+            checkpoint(model, torch.randn(4, 8), use_reentrant=False).square().mean().backward()
+            optimizer.step()
+    assert not prof.run.ranks[0].notes
+
+
 @pytest.mark.parametrize("is_around_all", [True, False])
 def test_hooks_that_the_script_has_around_its_steps_are_asked(tmp_path, plain, is_around_all):
     """They round what is kept: the training without them is another one."""
