@@ -58,7 +58,9 @@ class ModelStates:
     idle: IdleParameters | None = None
     unused: IdleParameters | None = None
     forgotten: IdleParameters | None = None
-    later_gradient_bytes: int = 0  # of gradients that come into being behind that moment
+    # Of what comes into being behind that moment.
+    later_gradient_bytes: int = 0
+    later_state_bytes: int = 0
 
     @property
     def theory_text(self) -> str:
@@ -125,14 +127,18 @@ class ModelStates:
 
     @property
     def later_text(self) -> str | None:
-        """Of a script that updates one model after another, as those that train two against each other do."""
-        missing_bytes = min(self.expected_gradient_bytes - self.gradient_bytes, self.later_gradient_bytes)
-        if missing_bytes <= 0:
+        """Of a script that updates one model after another, as those that train two against each other do; or of an optimizer's
+        first step."""
+        without = sum(found.size_bytes for found in (self.idle, self.unused) if found is not None)
+        missing = (
+            ("gradients", self.expected_gradient_bytes - self.gradient_bytes - without, self.later_gradient_bytes),
+            ("optimizer state", self.expected_optimizer_state_bytes - self.optimizer_state_bytes, self.later_state_bytes),
+        )  # fmt: skip
+        later = [(kind, min(bytes_, born_bytes)) for kind, bytes_, born_bytes in missing]
+        told = [f"{format_bytes(bytes_)} of {kind}" for kind, bytes_ in later if bytes_ > 0]
+        if not told:
             return None
-        return (
-            f"{format_bytes(missing_bytes)} of gradients come later in the step, which has several updates: figures are of the "
-            "moment at which the first one begins."
-        )
+        return f"{' and '.join(told)} come later in the step: figures are of the moment at which its first update begins."
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -220,11 +226,8 @@ def model_states(rank: RankRun, plan: Plan | None) -> ModelStates | None:
         unused=_unused(own, rank),
         # What an engine shares out it gives to optimizers as shards of its own.
         forgotten=_forgotten(own, rank) if plan is None else None,
-        later_gradient_bytes=sum(
-            row.size_bytes
-            for row in rank.storages
-            if row.category == "gradient" and row.device == rank.process.device and row.birth_s > begins_s
-        ),
+        later_gradient_bytes=_later_bytes(rank, "gradient", begins_s),
+        later_state_bytes=_later_bytes(rank, "optimizer_state", begins_s),
         num_params=sum(p.num_elements for p in own),
         num_trainable=sum(p.num_elements for p in own if p.requires_grad),
         num_ranks=num_ranks,
@@ -237,6 +240,14 @@ def model_states(rank: RankRun, plan: Plan | None) -> ModelStates | None:
         expected_optimizer_state_bytes=expected["optimizer_state"],
         components=components,
         num_splitting=num_splitting(rank),
+    )
+
+
+def _later_bytes(rank: RankRun, category: str, begins_s: float) -> int:
+    return sum(
+        row.size_bytes
+        for row in rank.storages
+        if row.category == category and row.device == rank.process.device and row.birth_s > begins_s
     )
 
 

@@ -107,7 +107,8 @@ def test_a_head_that_no_loss_reaches_says_why_it_has_no_gradients(tmp_path, opti
     assert states.expected_gradient_bytes - states.gradient_bytes == missing_bytes
     assert states.idle is None
     assert (states.unused.num_elements, states.unused.size_bytes) == (64 * 24 + 24, missing_bytes)
-    assert states.notes == (states.unused.text,)
+    is_first = optimizer_class is torch.optim.Adam  # for the head whose turn is the traced step's
+    assert states.notes == ((states.later_text,) if is_first else ()) + (states.unused.text,)
     assert "are trainable and in an optimizer, but got no gradient; theory has" in states.unused.text
 
 
@@ -152,6 +153,31 @@ def test_gradients_of_a_second_update_are_said_to_come_later(tmp_path):
     assert states.later_gradient_bytes == missing_bytes
     assert states.notes == (states.later_text,)
     assert states.later_text.startswith("2.03 KiB of gradients come later in the step")
+
+
+def test_a_first_update_within_the_step_is_said_and_what_a_target_lacks_comes_in_none(tmp_path):
+    """As of TD3: the actor steps every second time, in the traced step for the first time, and the critic, whose gradients
+    are there from the step before, makes them anew. Its target, which is trainable, never gets any."""
+    actor, critic, target = torch.nn.Linear(64, 8), torch.nn.Linear(64, 24), torch.nn.Linear(64, 40)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in (actor, critic)]
+    with memadvisor.profile(tmp_path / "run", trace_step=2) as prof:
+        for step in range(6):
+            with torch.no_grad():
+                value = target(torch.randn(4, 64)).sum()
+            optimizers[1].zero_grad()
+            (critic(torch.randn(4, 64)).sum() - value).backward()
+            optimizers[1].step()
+            if step % 2:
+                optimizers[0].zero_grad()
+                actor(torch.randn(4, 64)).sum().backward()
+                optimizers[0].step()
+
+    states = model_states(prof.run.ranks[0], None)
+    assert states.idle.size_bytes == states.expected_gradient_bytes - states.gradient_bytes
+    assert states.later_gradient_bytes == 4 * (64 * 24 + 24)  # in the place of those that were
+    assert states.later_text == (
+        "2.03 KiB of optimizer state come later in the step: figures are of the moment at which its first update begins."
+    )
 
 
 def _parameter(name, *, in_optimizer=True, has_gradient=True, requires_grad=True):
