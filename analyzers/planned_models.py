@@ -17,6 +17,8 @@ from memadvisor.run.cut import innermost
 from memadvisor.run.records import Step
 from memadvisor.run.run import RankRun
 
+_LOOSE = "("  # names of what is trained and no module's begin so
+
 
 def fingerprint_of(rank: RankRun) -> str:
     """Of all parameters that there are."""
@@ -63,7 +65,7 @@ def check_trained(rank: RankRun) -> None:
     """Raise UsageError where units ran, and neither a backward nor an optimizer was seen to touch a parameter of them."""
     step = rank.traced_step
     kinds = {span.kind for span in rank.spans if step is not None and span.step == step.index}
-    names = {parameter.name for parameter in rank.parameters}
+    names = {parameter.name for parameter in rank.parameters if not parameter.name.startswith(_LOOSE)}
     is_updated = any(state.parameter in names for state in rank.optimizer_states)
     if "unit_forward" in kinds and "unit_backward" not in kinds and not is_updated:
         raise UsageError(

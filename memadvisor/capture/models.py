@@ -309,11 +309,11 @@ class Models:
         """`updated`: ids of parameters for which an optimizer keeps state. They are trained, though the script may have
         frozen them for the moment, as Lightning's toggle_optimizer does with all but one optimizer's.
         """
-        # Beside a model they have its names in a plan's fingerprint.
-        return self._own_rows(updated) or [
-            parameter_row(name, unit, loose, own_shape(loose), True, "")
-            for name, unit, loose in self._loose_parameters()
-        ]
+        rows = self._own_rows(updated)
+        if not self._loose or not all(each.device.type == "meta" for *_, each in self._all_parameters()):
+            return rows  # what is no module's has the model's names in a plan's fingerprint, where that has memory
+        loose = self._loose_parameters()
+        return [parameter_row(name, unit, each, own_shape(each), True, "") for name, unit, each in loose]
 
     def _own_rows(self, updated: Set[int]) -> list[Parameter]:
         """Of what modules hold."""

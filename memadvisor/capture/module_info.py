@@ -91,7 +91,7 @@ def parameter_row(
         shape=str(list(shape)),
         dtype=dtype_name(parameter.dtype),
         num_elements=shape.numel(),
-        size_bytes=shape.numel() * parameter.element_size(),
+        size_bytes=0 if parameter.device.type == "meta" else shape.numel() * parameter.element_size(),
         requires_grad=is_trained,
         tied_to=tied_to,
     )

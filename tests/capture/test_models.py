@@ -1,5 +1,6 @@
 """Which module a script's model is."""
 
+import copy
 import gc
 
 import pytest
@@ -7,7 +8,10 @@ import torch
 from torch import nn
 
 import memadvisor
+from memadvisor.analyzers.model_states import model_states
+from memadvisor.analyzers.planned_models import check_trained
 from memadvisor.engines.script.live import model_fingerprint
+from memadvisor.errors import UsageError
 from memadvisor.plan import fingerprint
 
 
@@ -65,6 +69,33 @@ def test_copies_that_a_functional_call_takes_are_parameters(tmp_path):
     weights_bytes = [row.size_bytes for row in rank.storages if row.category == "parameter"]
     assert sorted(weights_bytes) == [64 * 4] * 2 + [8 * 64 * 4] * 2
     assert sum(row.category == "gradient" for row in rank.storages) >= 2
+
+
+def test_theory_of_an_ensemble_is_of_what_is_trained_and_not_of_the_model_without_memory_that_it_is_called_by(
+    tmp_path,
+):
+    """As in torch.func's tutorial: parameters of three models, stacked, for a copy of one on the meta device."""
+    models = [nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1)) for _ in range(3)]
+    weights, buffers = torch.func.stack_module_state(models)
+    base = copy.deepcopy(models[0]).to("meta")
+    size_bytes = 3 * sum(each.nbytes for each in models[0].parameters())
+    del models
+    optimizer = torch.optim.Adam(weights.values(), lr=0.1)
+    call = torch.vmap(lambda *state: torch.func.functional_call(base, state[:2], state[2:]), (0, 0, None))
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(5):
+            optimizer.zero_grad()
+            call(weights, buffers, torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+    rank = prof.run.ranks[0]
+    states = model_states(rank, None)
+
+    assert [theory for _, theory, _ in states.by_kind] == [size_bytes, size_bytes, 2 * size_bytes]
+    assert states.padding_bytes == 4 * 4  # step counters
+    assert states.notes == ()
+    assert {unit.parameter_bytes for unit in rank.units} == {0}
+    with pytest.raises(UsageError, match="functional_call"):
+        check_trained(rank)
 
 
 class Block(nn.Module):
