@@ -24,6 +24,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from memadvisor.capture.data_waits import DataWaits
+from memadvisor.capture.engine_call import asked_of_engine
 from memadvisor.capture.loader_hooks import tell_of_loaders
 from memadvisor.capture.open_spans import look_outside
 from memadvisor.capture.optimizer_hooks import tell_of_updates
@@ -47,7 +48,7 @@ class Observer(Protocol):
     def plain_modules(self) -> set[int]: ...
     def enter_module(self, module: torch.nn.Module, args: Any) -> None: ...
     def leave_module(self, module: torch.nn.Module, args: Any, *rest: Any) -> None: ...
-    def enter_backward(self, is_derivative: bool) -> None: ...
+    def enter_backward(self, is_derivative: bool, is_for_parameters: bool) -> None: ...
     def leave_backward(self) -> None: ...
     def enter_optimizer(self, optimizer: torch.optim.Optimizer) -> None: ...
     def leave_optimizer(self, optimizer: torch.optim.Optimizer) -> None: ...
@@ -252,8 +253,7 @@ class Hooks:
         see_failure = self._guarded(self._observer.see_failure, self._thread.is_ours)
 
         def run_backward(*args: Any, **kwargs: Any) -> Any:
-            # torch.autograd.grad(create_graph=True): what comes of it is for a loss that has its own backward.
-            enter(len(args) > 3 and bool(args[3]) and not kwargs.get("accumulate_grad"))
+            enter(*asked_of_engine(args, kwargs))
             try:
                 return original(*args, **kwargs)
             except Exception as error:

@@ -123,11 +123,12 @@ class Recorder:
             spans.end_timing(begin_s)
         self._tracing.leave_module(module, args, kwargs, output, was_recompute=was_recompute)
 
-    def enter_backward(self, is_derivative: bool) -> None:
+    def enter_backward(self, is_derivative: bool, is_for_parameters: bool) -> None:
         begin_s = time.monotonic()
         if not self._position.enter_backward():
             return
         self._updates.cycle.see_backward()
+        is_derivative |= self._backward_steps.enter_pass(is_for_parameters)
         if self._spans is not None:
             self._spans.enter_backward(is_derivative)
             self._spans.spend_since(begin_s)
@@ -335,9 +336,8 @@ class Recorder:
         allocated_bytes, peaks = self._gauges.allocated_bytes, self._gauges.peaks
         was_traced = step.traced
         if self.is_tracing:
-            gauges, optimizers = self._gauges, self._updates.living()
-            traced = self._tracing.end(step.index, gauges.device, gauges.nvml, self._models, optimizers)
-            peaks = traced or peaks
+            gauges, living = self._gauges, self._updates.living()
+            peaks = self._tracing.end(step.index, gauges.device, gauges.nvml, self._models, living) or peaks
             step.traced, step.is_disturbed = self._tracing.has_trace, not self._tracing.has_trace
             self._close_cpu_account()
         if counter is not None:
@@ -361,7 +361,7 @@ class Recorder:
     def _end_step_without_optimizer(self, spans: SpanLog) -> None:
         if self._backward_steps.after_pass():
             self.note("warning", self._backward_steps.NOTE)
-        if self._backward_steps.has_begun:
+        if self._backward_steps.has_ended_step:
             self._end_step(spans.mark())
 
     def _start_trace(self) -> None:

@@ -31,6 +31,9 @@ class BackwardSteps:
     Decided from the second pass on, as an optimizer may be made after a first trial pass. Looking through
     all objects takes some 30 ms, so where optimizers exist that have not stepped yet (gradients are being
     accumulated, or they never will), it is done again after 4, 8, 16, ... passes only.
+
+    Where some passes give parameters their gradients, those that `torch.autograd.grad` makes for something else are none of
+    a training: what is best to measure next, as a model that has just been fitted says.
     """
 
     NOTE = (
@@ -41,9 +44,23 @@ class BackwardSteps:
     def __init__(self) -> None:
         self.num_passes = 0
         self.has_begun = False
+        self._has_reached_parameters = False
+        self._is_counted = True
+
+    def enter_pass(self, is_for_parameters: bool) -> bool:
+        """True: it is known to be none of the training's."""
+        self._has_reached_parameters |= is_for_parameters
+        self._is_counted = is_for_parameters or not self._has_reached_parameters
+        return self.has_begun and not self._is_counted
+
+    @property
+    def has_ended_step(self) -> bool:
+        return self.has_begun and self._is_counted
 
     def after_pass(self) -> bool:
         """Count a pass; True where it is the one that shows it."""
+        if not self._is_counted:
+            return False
         self.num_passes += 1
         is_power_of_two = self.num_passes & (self.num_passes - 1) == 0
         if self.has_begun or self.num_passes < 2 or not is_power_of_two or existing_optimizers():

@@ -4,6 +4,9 @@ import resource
 import subprocess
 import sys
 
+import torch
+
+import memadvisor
 from memadvisor.capture import unstepped
 
 BUSY = "import time\nwhile time.process_time() < 1.2: pass"
@@ -43,3 +46,40 @@ def test_a_launcher_without_torch_is_told_too(tmp_path):
     assert done.returncode == 0
     assert "the script never imported torch; processes that it started took 1 s" in done.stderr
     assert "-m memadvisor profile SCRIPT" in done.stderr
+
+
+def test_derivatives_by_what_is_to_be_measured_next_are_no_steps_of_a_model_that_is_fitted(tmp_path):
+    """As of Bayesian optimization: fitted by SciPy, the model says by its derivatives where to look. Each was a step."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+
+    def fit():
+        model.zero_grad()
+        model(torch.randn(16, 4)).square().mean().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(3):
+            for _ in range(4):
+                fit()
+            for _ in range(5):
+                points = torch.randn(2, 4, requires_grad=True)
+                torch.autograd.grad(model(points).sum(), points)
+    rank = prof.run.ranks[0]
+    assert len(rank.steps) == 12 - 1  # the first one holds two passes
+    assert {step.num_micro_batches for step in rank.steps[1:]} == {1}
+
+
+def test_a_training_that_asks_for_derivatives_by_tensors_of_its_own_alone_has_a_step_for_each(tmp_path):
+    model = torch.nn.Linear(4, 1)
+    weights = {name: each.detach().clone().requires_grad_() for name, each in model.named_parameters()}
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(6):
+            loss = torch.func.functional_call(model, weights, (torch.randn(16, 4),)).square().mean()
+            with torch.no_grad():
+                for weight, gradient in zip(
+                    weights.values(), torch.autograd.grad(loss, [*weights.values()]), strict=True
+                ):
+                    weight -= 0.1 * gradient
+    assert len(prof.run.ranks[0].steps) == 6 - 1
