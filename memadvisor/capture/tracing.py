@@ -15,11 +15,13 @@ from memadvisor.capture.census import Labelled, what_is_elsewhere
 from memadvisor.capture.collective_call import Mark
 from memadvisor.capture.cpu_account import CpuAccount
 from memadvisor.capture.idle_casts import is_transforming
+from memadvisor.capture.labels import LabelMode
 from memadvisor.capture.models import Models
 from memadvisor.capture.module_info import ModuleInfo
 from memadvisor.capture.open_spans import is_inside_operator
 from memadvisor.capture.position import Position
 from memadvisor.capture.samples import LengthFirst
+from memadvisor.capture.tensor_storage import PLAIN_TENSORS, sparse_parts
 from memadvisor.capture.tracer import Tracer
 from memadvisor.capture.weight_copies import weight_copies
 from memadvisor.capture.writer import RankWriter
@@ -85,7 +87,8 @@ class Tracing:
         if self.tracer is None:
             return
         try:
-            self.tracer.mode.name(tensor, category, unit)
+            for part in _with_memory(tensor, self.tracer.mode):
+                self.tracer.mode.name(part, category, unit)
         except Exception as error:  # an engine may say it
             self._fail(error)
 
@@ -279,3 +282,14 @@ class Tracing:
                 why = f"had too many operators to remember, more than {tracer.mode.most_operators:,}"
                 less = " A shorter step may be traced: fewer micro-batches, a shorter sequence, fewer calls of a closure."
         self._note("warning", f"The traced step {why}; it is left out, and peaks are not known.{less}")
+
+
+def _with_memory(tensor: torch.Tensor, mode: LabelMode) -> tuple[torch.Tensor, ...]:
+    """A sparse tensor has none itself; operators that `mode` would take for the script's tell what it holds."""
+    if type(tensor) not in PLAIN_TENSORS or tensor.layout is torch.strided:
+        return (tensor,)
+    was_active, mode.is_active = mode.is_active, False
+    try:
+        return sparse_parts(tensor)
+    finally:
+        mode.is_active = was_active

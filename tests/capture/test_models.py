@@ -71,6 +71,20 @@ def test_copies_that_a_functional_call_takes_are_parameters(tmp_path):
     assert sum(row.category == "gradient" for row in rank.storages) >= 2
 
 
+def test_what_a_sparse_gradient_holds_is_gradient(tmp_path):
+    """Of an embedding: 32 rows of 64 values, and where each stands. They were temporaries."""
+    embedding = nn.Embedding(1000, 64, sparse=True)
+    optimizer = torch.optim.SparseAdam(embedding.parameters())
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(5):
+            embedding(torch.randint(0, 1000, (32,))).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    rows = prof.run.ranks[0].storages
+    made = [row.size_bytes for row in rows if row.category == "gradient" and row.phase != "baseline"]
+    assert sorted(made) == [32 * 8, 32 * 64 * 4]
+
+
 def test_theory_of_an_ensemble_is_of_what_is_trained_and_not_of_the_model_without_memory_that_it_is_called_by(
     tmp_path,
 ):
