@@ -247,13 +247,13 @@ class Hooks:
 
     def _wrap_backward(self) -> None:
         # torch.autograd.backward and .grad both call the engine through this name of their module.
-        original = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
-        enter = self._guarded(self._observer.enter_backward, self._begins)
-        leave = self._guarded(self._observer.leave_backward, self._thread.is_ours)
-        see_failure = self._guarded(self._observer.see_failure, self._thread.is_ours)
+        original, observer = torch.autograd._engine_run_backward, self._observer  # type: ignore[attr-defined]
+        enter = self._guarded(lambda *call: observer.enter_backward(*asked_of_engine(*call)), self._begins)
+        leave = self._guarded(observer.leave_backward, self._thread.is_ours)
+        see_failure = self._guarded(observer.see_failure, self._thread.is_ours)
 
         def run_backward(*args: Any, **kwargs: Any) -> Any:
-            enter(*asked_of_engine(args, kwargs))
+            enter(args, kwargs)
             try:
                 return original(*args, **kwargs)
             except Exception as error:
@@ -263,7 +263,7 @@ class Hooks:
                 leave()
                 look_outside()
                 # A reentrant checkpoint has backwards inside the model's, and calls modules between them.
-                if not self._observer.position.backward_depth:
+                if not observer.position.backward_depth:
                     self._await_first_call()
 
         self._replace(torch.autograd, "_engine_run_backward", never_compiled_itself(run_backward))
