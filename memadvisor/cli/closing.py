@@ -31,7 +31,7 @@ def print_closing(directory: Path, *, here: Path, with_report: bool) -> None:
         from rich.console import Console
 
         from memadvisor.analyzers.analysis import analyze
-        from memadvisor.cli.show import print_summary
+        from memadvisor.cli.show import choose_hardware, print_summary
         from memadvisor.run.store import load_run
 
         file = io.StringIO() if sys.__stderr__ is None else patient(sys.__stderr__)[0]
@@ -41,12 +41,10 @@ def print_closing(directory: Path, *, here: Path, with_report: bool) -> None:
         while not run.is_finished and len(run.ranks) > 1 and time.monotonic() < deadline_s:
             time.sleep(0.1)  # other ranks of this launch are writing their last rows
             run = load_run(directory)
-        print_summary(run, console)
-        report = None
-        if with_report or run.plan is not None:
-            analysis = analyze(run)
-            _write_residuals(analysis)
-            report = _write_report(analysis) if with_report else None
+        analysis = analyze(run, choose_hardware(run, None, None))
+        print_summary(analysis, console)
+        _write_residuals(analysis)
+        report = _write_report(analysis) if with_report else None
         where = shlex.quote(_seen_from(here, directory))
         first = f"report {_seen_from(here, report)}\n" if report else f"report memadvisor report {where}\n"
         say(f"{first}more   memadvisor show {where} | memadvisor tui {where}")

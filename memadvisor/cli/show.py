@@ -100,9 +100,8 @@ def print_analysis(analysis: Analysis, console: Console, convention: str = CONVE
     )
 
 
-def print_summary(recorded: Run, console: Console) -> None:
+def print_summary(analysis: Analysis, console: Console) -> None:
     """The short form, about a dozen lines, with which `memadvisor profile` closes."""
-    analysis = analyze(recorded, choose_hardware(recorded, None, None))
     for line in _short_lines(analysis):
         print_plainly(line, console)
 

@@ -28,7 +28,7 @@ def shown(run, width=110, printer=None):
     """What a pipe would get."""
     file = io.StringIO()
     console = Console(file=file, width=width)
-    (printer or (lambda r, c: print_analysis(analyze(r), c)))(run, console)
+    (printer or print_analysis)(analyze(run), console)
     return file.getvalue()
 
 

@@ -51,14 +51,18 @@ def facts(run):
     return waits_in_words(result.step_time, result.data_waits)
 
 
-def printed(run, printer, width=110):
+def printed(found, printer, width=110):
     file = io.StringIO()
-    printer(run, Console(file=file, width=width))
+    printer(found, Console(file=file, width=width))
     return " ".join(file.getvalue().split())
 
 
 def shown(run):
-    return printed(run, lambda r, console: print_analysis(analyze(r), console))
+    return printed(analyze(run), print_analysis)
+
+
+def closing(run):
+    return printed(analyze(run), print_summary)
 
 
 def next_steps(run):
@@ -103,7 +107,7 @@ def test_what_is_not_the_usual_wait_is_told_apart():
 def test_a_run_without_a_loader_says_that_it_was_not_recorded():
     assert facts(make_run()) == [NOT_RECORDED]
     assert NOT_RECORDED in shown(make_run())
-    assert "DataLoader" not in printed(make_run(), print_summary)
+    assert "DataLoader" not in closing(make_run())
 
 
 def test_show_and_the_page_say_it():
@@ -129,14 +133,14 @@ def test_the_overview_says_it(tmp_path, has_loader):
 
 @pytest.mark.parametrize(("wait_s", "is_said"), [(0.03, True), (0.005, False)])
 def test_the_closing_lines_say_it_where_it_is_worth_one(wait_s, is_said):
-    assert ("data waiting for the DataLoader" in printed(waiting(wait_s), print_summary)) == is_said
+    assert ("data waiting for the DataLoader" in closing(waiting(wait_s))) == is_said
 
 
 def test_the_closing_line_is_of_the_rank_that_waits_longest():
     run = waiting(0.03, num_ranks=3, later_s=0.01)
 
-    assert "data waiting for the DataLoader 50.0 ms" in printed(run, print_summary)
-    assert "(0 workers) of rank 2" in printed(run, print_summary)
+    assert "data waiting for the DataLoader 50.0 ms" in closing(run)
+    assert "(0 workers) of rank 2" in closing(run)
 
 
 def test_what_to_do_next_knows_the_wait_from_the_rest():
