@@ -9,17 +9,24 @@ and tests/samples, which start one.
 
 The command (warm_python_client.py) asks the server, which forks the program, tells the command how it ended, and
 ends it if the command is killed. The server is the parent of all: ranks of one launch have the same, as they should.
+
+What would take a program longest is its end: Python takes every module apart, and each page of torch's that it touches
+is copied. A fork ends when its threads and its atexit functions have, which is all that a program can see of it.
 """
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import contextlib
 import fcntl
 import gc
+import importlib
+import io
 import json
 import multiprocessing.process
 import multiprocessing.spawn
+import multiprocessing.util
 import os
 import runpy
 import select
@@ -29,13 +36,18 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
 CLIENT = HERE / "warm_python_client.py"
+OURS = (
+    "memadvisor.cli.closing",
+    "memadvisor.cli.show",
+    "memadvisor.cli.advise",
+    "memadvisor.report.page",
+)
 _SERVER = "from tests.warm_python import _serve; _serve()"
 
 
@@ -64,9 +76,17 @@ def warm_python() -> str:
 
 def _serve() -> None:
     """Fork for each program, until stdin ends. A fork goes on as the program, and ends as an interpreter does."""
+    ending = _Ending()
+    # The first to be registered is the last to be called.
+    atexit.unregister(multiprocessing.util._exit_function)
+    atexit.register(ending.end)
+    atexit.register(multiprocessing.util._exit_function)
     import torch._dynamo
-    import torch.distributed.fsdp  # noqa: F401  # for the programs
+    import torch.distributed.fsdp  # noqa: F401
 
+    # For the programs: torch, and of ours what knows no torch. What records and what trains are each program's to import.
+    for name in OURS:
+        importlib.import_module(name)
     # What torch uses only where it is installed is each program's own to find.
     sys.modules.pop("pynvml", None)
     gc.collect()
@@ -103,7 +123,29 @@ def _serve() -> None:
     for descriptor in living:
         os.close(descriptor)
     _put_in_place(descriptors, asked["descriptors"])
-    _become(asked, command)
+    _become(asked, command, ending)
+
+
+class _Ending:
+    """The end of a fork whose exit code is known: all but taking Python apart."""
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+
+    def end(self) -> None:
+        if self.code is None:
+            return  # Python ends by a signal, or in a way of its own
+        try:
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None and not getattr(stream, "closed", False):
+                    stream.flush()
+        except Exception:
+            return  # which Python says, and makes its exit code
+        for file in gc.get_objects():
+            if issubclass(type(file), io.IOBase):  # one that the program left open
+                with contextlib.suppress(Exception):
+                    file.flush()
+        os._exit(self.code)
 
 
 def _receive(client: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
@@ -143,7 +185,7 @@ def _put_in_place(descriptors: list[int], numbers: list[int]) -> None:
         os.close(descriptor)
 
 
-def _become(asked: dict[str, Any], command: str) -> None:
+def _become(asked: dict[str, Any], command: str, ending: _Ending) -> None:
     """Take over the command's environment, directory and signals, and run the program."""
     import torch
 
@@ -162,11 +204,13 @@ def _become(asked: dict[str, Any], command: str) -> None:
     found = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     try:
         _run(asked["words"], found + paths)
-    finally:
-        if torch.distributed.is_initialized():
-            time.sleep(0.2)  # for what torch_exit.py is about
-        if "triton" in sys.modules:
-            gc.unfreeze()  # else its binding takes for leaked, and says so, what nobody collects at the end
+        ending.code = 0
+    except SystemExit as end:
+        ending.code = end.code & 0xFF if isinstance(end.code, int) else int(end.code is not None)
+        raise
+    except Exception:
+        ending.code = 1
+        raise
 
 
 def _run(words: list[str], paths: list[str]) -> None:
