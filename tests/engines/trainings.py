@@ -121,7 +121,7 @@ class Training:
     keep_zeros: bool = False
     bf16: bool = False
     dtype: str = "float32"
-    steps: int = 6
+    steps: int = 4
 
 
 def make_optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
