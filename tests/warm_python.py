@@ -65,7 +65,12 @@ def warm_python() -> str:
     subprocess.Popen(
         [sys.executable, "-c", _SERVER, str(command), str(listener.fileno())],
         cwd=HERE.parent,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)},
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "OMP_WAIT_POLICY": "PASSIVE",  # those of a program that wants several are more than the cores
+            "PYTHONPATH": str(HERE.parent),
+        },
         pass_fds=[listener.fileno()],
         stdin=subprocess.PIPE,  # ends with this process, however that ends
         stdout=subprocess.DEVNULL,
