@@ -35,7 +35,7 @@ KINDS = {
 LEARNT, LOSSES = 0.8, 0.05
 
 
-def learn(rank: int, steps: int = 30) -> tuple[list[float], dict[str, torch.Tensor]]:
+def learn(rank: int, steps: int = 20) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Next words of a fixed rule, on each rank from other beginnings."""
     training = Training(model=(("dim", 24),))
     ddp = build(training, rank)
