@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memadvisor.analyzers.pieces import cut_step
 from memadvisor.analyzers.placement import Passes, place_storages
@@ -26,6 +26,7 @@ from memadvisor.run.run import RankRun
 _MAX_SEGMENTS = 50
 _MAX_PINS = 5
 _MAX_REPLAYED_STORAGES = 100_000  # seconds of replay
+_ORDER_BY_ADDRESS = ("2.11.", "2.12.")  # of the supported versions of torch; see caching_allocator.py
 _WORTH_FRACTION = 0.1
 _WORTH_BYTES = 20 * 2**20  # one segment
 
@@ -133,9 +134,10 @@ def allocator_settings(rank: RankRun) -> AllocatorSettings:
     """Those that were in force; torch's defaults where they were not recorded."""
     state = _state(rank)
     try:
-        return parse_allocator_settings("" if state is None else state.settings or "")
+        found = parse_allocator_settings("" if state is None else state.settings or "")
     except UsageError:  # of a later torch
-        return AllocatorSettings()
+        found = AllocatorSettings()
+    return replace(found, orders_by_address=rank.process.torch_version.startswith(_ORDER_BY_ADDRESS))
 
 
 def _state(rank: RankRun) -> AllocatorState | None:

@@ -17,6 +17,8 @@ hooks run as on a device of PAPER_GPU_GIB, and nothing that is computed means an
 #define MIB ((size_t)1 << 20)
 #define CONTEXT_BYTES (500 * MIB)
 #define MOST_BLOCKS 65536
+#define PIECE_BYTES (32 * (size_t)MIB)
+#define SPACE_BYTES ((size_t)1 << 42)
 #define MOST_DEVICES 16
 
 enum kind { DEVICE, HOST };
@@ -75,6 +77,36 @@ static void *map(size_t size, int protection) {
     munmap((char *)start + skip + size, 2 * MIB - skip);
     return (char *)start + skip;
 }
+/* As an H200's driver (580.159) gives address space: in pieces of 32 MiB, each new one below those before, and what is
+   left of a piece to what fits there. No place is given twice. */
+static char *lowest;
+static struct { char *start; size_t size; } rests[MOST_BLOCKS];
+static size_t num_rests;
+static void *device_place(size_t size) {
+    char *place = NULL;
+    pthread_mutex_lock(&lock);
+    if (!lowest) {
+        lowest = mmap(NULL, SPACE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (lowest == MAP_FAILED) abort();
+        lowest = (char *)((size_t)(lowest + SPACE_BYTES) & ~(PIECE_BYTES - 1));
+    }
+    for (size_t i = 0; i < num_rests && !place; i++)
+        if (rests[i].size >= size) {
+            place = rests[i].start;
+            rests[i].start += size;
+            rests[i].size -= size;
+        }
+    if (!place) {
+        size_t piece = (size + PIECE_BYTES - 1) & ~(PIECE_BYTES - 1);
+        place = lowest -= piece;
+        if (piece > size && num_rests < MOST_BLOCKS) {
+            rests[num_rests].start = place + size;
+            rests[num_rests++].size = piece - size;
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    return mmap(place, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+}
 static size_t pages(size_t size) { return (size + 4095) & ~(size_t)4095; }
 static int take_bytes(size_t size, int device) {
     pthread_mutex_lock(&lock);
@@ -88,7 +120,7 @@ cudaError_t cudaMalloc(void **pointer, size_t size) {
     size = (size + 2 * MIB - 1) & ~(2 * MIB - 1);
     *pointer = NULL;
     if (!take_bytes(size, current_device)) return fail(cudaErrorMemoryAllocation);
-    *pointer = map(size, PROT_READ | PROT_WRITE);
+    *pointer = device_place(size);
     note_block(*pointer, size, DEVICE, current_device);
     return 0;
 }

@@ -44,7 +44,8 @@ class AllocatorSettings:
 
     `max_split_size_bytes` None: any block may be split. `roundup_power2_divisions`: for requests from 2**i MiB
     up, into how many parts each doubling is divided (0 or 1: none). `garbage_collection_threshold` 0: never;
-    it has an effect only where the process's share of the device, `memory_fraction`, is set.
+    it has an effect only where the process's share of the device, `memory_fraction`, is set. `orders_by_address` is torch's
+    own, before 2.13: of free blocks of equal size that of the lowest address is taken, and not that of the oldest segment.
     """
 
     max_split_size_bytes: int | None = None
@@ -54,6 +55,7 @@ class AllocatorSettings:
     garbage_collection_threshold: float = 0.0
     expandable_segments: bool = False
     memory_fraction: float | None = None
+    orders_by_address: bool = False
 
     def block_bytes(self, size_bytes: int) -> int:
         """What a request is rounded up to: 512 B, or the next division between two powers of two."""

@@ -9,8 +9,10 @@ It follows the documented behaviour of the native allocator of torch 2.11 to 2.1
 - a freed block joins its free neighbours and is kept. Memory goes back to the device only when the device has
   no more, by garbage collection, or by `empty_cache`.
 
-Assumed: the device gives memory as long as less than `capacity_bytes` is reserved, new segments lie above older
-ones (this decides between free blocks of equal size), and no CUDA graph has a pool of its own.
+Assumed: the device gives memory as long as less than `capacity_bytes` is reserved, and no CUDA graph has a pool of its
+own. Of free blocks of equal size torch takes that of the oldest segment since 2.13 (BlockComparatorSizeCounterAddress), and
+before that of the lowest address, so that it matters where the driver puts segments. An H200's (580.159) gave address space
+in pieces of 32 MiB, each new one below those before, and what is left of a piece to segments that fit there: so it is here.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from memadvisor.cost.allocator_settings import (
 from memadvisor.errors import MemadvisorError
 from memadvisor.units import format_bytes
 
-_FIRST_ADDRESS = 1 << 40
+_FIRST_ADDRESS, _END_OF_ADDRESSES = 1 << 40, 1 << 62
+_ADDRESS_PIECE_BYTES = 32 * MIB
 _UNKNOWN_CAPACITY_BYTES = 1 << 50
 
 
@@ -73,7 +76,8 @@ class CachingAllocator:
         self._collects = self._allowed_bytes is not None and self.settings.garbage_collection_threshold > 0
         self._small, self._large = Pool("small"), Pool("large")
         self._live: dict[Hashable, Block] = {}
-        self._next_address = _FIRST_ADDRESS
+        self._next_address, self._lowest_address = _FIRST_ADDRESS, _END_OF_ADDRESSES
+        self._rests: list[tuple[int, int]] = []  # of pieces of address space: address and bytes
 
     # ---- what a script does ----------------------------------------------------------------------
 
@@ -208,10 +212,20 @@ class CachingAllocator:
         return True
 
     def _address(self, size_bytes: int) -> int:
-        """Address space that was never used before."""
-        address = self._next_address
-        self._next_address += -(-size_bytes // (2 * MIB)) * 2 * MIB
-        return address
+        """Address space that was never used before. Where age decides, older segments lie lower."""
+        size_bytes = _rounded(size_bytes, SMALL_SEGMENT_BYTES)
+        if not self.settings.orders_by_address:
+            self._next_address += size_bytes
+            return self._next_address - size_bytes
+        for place, (address, rest_bytes) in enumerate(self._rests):
+            if rest_bytes >= size_bytes:
+                self._rests[place] = address + size_bytes, rest_bytes - size_bytes
+                return address
+        piece_bytes = _rounded(size_bytes, _ADDRESS_PIECE_BYTES)
+        self._lowest_address -= piece_bytes
+        if piece_bytes > size_bytes:
+            self._rests.append((self._lowest_address + size_bytes, piece_bytes - size_bytes))
+        return self._lowest_address
 
     def _expand(self, pool: Pool, stream: int, size: int) -> Block | None:
         """Map pages at the lowest place of the stream's segments where `size` bytes can be had in one piece."""
@@ -360,3 +374,7 @@ def _expandable_bytes(block: Block) -> int:
     """What a free block and the unmapped space after it hold together."""
     following = block.next
     return block.size_bytes + (following.size_bytes if following is not None and not following.mapped else 0)
+
+
+def _rounded(size_bytes: int, to_bytes: int) -> int:
+    return -(-size_bytes // to_bytes) * to_bytes

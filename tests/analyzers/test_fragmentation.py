@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from memadvisor.analyzers.fragmentation import fragmentation
+from memadvisor.analyzers.fragmentation import allocator_settings, fragmentation
 from memadvisor.cost.allocator_settings import MIB
 from tests.cuda_run import cuda_run, pinning
 from tests.make_run import make_run
@@ -56,6 +56,16 @@ def test_the_settings_in_force_decide_what_is_predicted():
     assert larger.settings == settings
     assert larger.predicted_reserved_bytes != plain.predicted_reserved_bytes
     assert plain.error_fraction == pytest.approx(plain.predicted_reserved_bytes / (60 * MIB) - 1)
+
+
+@pytest.mark.parametrize(
+    ("version", "orders_by_address"), [("2.11.0+cu130", True), ("2.12.0", True), ("2.13.0+cu130", False), ("2.14.1", False)]
+)  # fmt: skip
+def test_torch_before_2_13_takes_the_free_block_of_the_lowest_address(version, orders_by_address):
+    rank = cuda_run().ranks[0]
+    rank = dataclasses.replace(rank, process=dataclasses.replace(rank.process, torch_version=version))
+
+    assert allocator_settings(rank).orders_by_address is orders_by_address
 
 
 def test_settings_of_a_later_torch_are_replayed_as_the_defaults():

@@ -1,5 +1,7 @@
 """The simulated caching allocator: laws, a brute force, and the published behaviour of torch's."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -98,10 +100,11 @@ def check_laws(allocator, live):
 
 
 @hypothesis_settings(max_examples=150, deadline=None)
-@given(actions, all_settings, capacities)
-def test_laws_hold_after_every_action(actions, text, capacity_bytes):
+@given(actions, all_settings, capacities, st.booleans())
+def test_laws_hold_after_every_action(actions, text, capacity_bytes, orders_by_address):
     """Blocks tile segments, nothing overlaps, free neighbours are merged, and an empty device is empty."""
-    allocator = CachingAllocator(parse_allocator_settings(text), capacity_bytes=capacity_bytes)
+    settings = replace(parse_allocator_settings(text), orders_by_address=orders_by_address)
+    allocator = CachingAllocator(settings, capacity_bytes=capacity_bytes)
     live = play(actions, allocator)
     for name in live:
         allocator.free(name)
@@ -272,6 +275,33 @@ def test_a_small_live_block_pins_a_whole_segment():
     allocator.free("pin")
     allocator.empty_cache()
     assert allocator.reserved_bytes == 60 * MIB
+
+
+@pytest.mark.parametrize(("orders_by_address", "taken"), [(False, "old"), (True, "new")])
+def test_of_free_blocks_of_equal_size_the_oldest_segments_is_taken_or_that_of_the_lowest_address(
+    orders_by_address, taken
+):
+    """The device gives its address space downwards. torch 2.11 and 2.12 reserved 34 and 44 MiB more for a plan than 2.13."""
+    allocator = CachingAllocator(AllocatorSettings(orders_by_address=orders_by_address))
+    places = {name: allocator.allocate(name, 30 * MIB) for name in ("old", "new")}
+    for name in places:
+        allocator.free(name)
+
+    assert allocator.allocate("third", 30 * MIB) == places[taken]
+
+
+def test_what_is_left_of_a_piece_of_address_space_goes_to_a_segment_that_fits_there():
+    """As an H200's driver did: segments of 20 MiB 32 MiB apart, the newer ones lower, and one of 2 MiB behind one of them."""
+    allocator = CachingAllocator(AllocatorSettings(orders_by_address=True))
+    first, second = (allocator.allocate(name, 9 * MIB + MIB // 2) for name in ("a", "c"))
+    fillers = [allocator.allocate(f"filler {number}", 9 * MIB + MIB // 2) for number in range(2)]
+    small = allocator.allocate("small", MIB)
+    large = allocator.allocate("large", 40 * MIB)
+
+    assert second == first + 9 * MIB + MIB // 2
+    assert fillers[0] == first - 32 * MIB
+    assert small == first + 20 * MIB
+    assert large == first - 32 * MIB - 64 * MIB
 
 
 def test_streams_do_not_share_free_blocks():
