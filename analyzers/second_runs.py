@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -16,15 +17,28 @@ _Work = tuple[str, int, int | None, int | None]  # an operator, its FLOPs, and w
 
 
 def second_run_cost(rank: RankRun) -> SecondRunCost:
-    """What the run has measured of its own process; nothing, where it has not, or where a device runs behind it."""
+    """What the run has measured of its own process, as far as it is waited for; nothing, where it has not."""
     call_s, tensor_s = rank.process.second_run_call_s, rank.process.second_run_tensor_s
-    if call_s is None or tensor_s is None or not rank.process.device.startswith("cpu"):
+    if call_s is None or tensor_s is None:
         return FREE
-    return SecondRunCost(
+    cost = SecondRunCost(
         call_s=max(0.0, call_s),
         tensor_s=max(0.0, tensor_s),
         operator_s=max(0.0, rank.process.second_run_operator_s or 0.0),
     )
+    return cost if rank.process.device.startswith("cpu") else cost.times(_waited_share(rank, cost))
+
+
+def _waited_share(rank: RankRun, cost: SecondRunCost) -> float:
+    """Of the host's work in second runs of all units, what a device waits for that was as far behind at the end of the
+    backward as it was in the timed steps; none where that is not known."""
+    lags_s = [step.device_lag_s for step in rank.steps if not step.traced and step.device_lag_s is not None]
+    traced = rank.traced_step
+    if not lags_s or traced is None:
+        return 0.0
+    num_calls = sum(span.kind == "unit_forward" and span.step == traced.index for span in rank.spans)
+    host_s = cost.call_s * num_calls + cost.tensor_s * len(rank.saved)
+    return max(0.0, 1 - statistics.median(lags_s) / host_s) if host_s else 0.0
 
 
 def second_runs(

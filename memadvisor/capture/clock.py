@@ -28,12 +28,14 @@ def _reading() -> tuple[int, int]:
 
 
 class DeviceMark:
-    """A moment on the current CUDA stream. Its event is used again once nobody holds the mark."""
+    """A moment on the current CUDA stream. Its event is used again once nobody holds the mark. `host_s`: when the host asked
+    for it, in seconds of the monotonic clock."""
 
-    __slots__ = ("_clock", "_event")
+    __slots__ = ("_clock", "_event", "host_s")
 
     def __init__(self, clock: DeviceClock) -> None:
         self._clock = clock
+        self.host_s = time.monotonic()
         self._event = clock.record_event()
 
     def __del__(self) -> None:
@@ -84,6 +86,12 @@ class DeviceClock:
 
     def mark(self) -> DeviceMark:
         return DeviceMark(self)
+
+
+def lag_s(mark: float | DeviceMark) -> float | None:
+    """How far the device was behind the host at the mark; None on the host, and where the device has not come that far."""
+    passed_s = None if isinstance(mark, float) else mark.seconds()
+    return None if passed_s is None else max(0.0, passed_s - mark.host_s)  # type: ignore[union-attr]  # no float
 
 
 def clock_for(device: torch.device) -> HostClock | DeviceClock:

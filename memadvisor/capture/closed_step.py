@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memadvisor.capture.clock import DeviceMark, seconds_of
+from memadvisor.capture.clock import DeviceMark, lag_s, seconds_of
 from memadvisor.capture.loader_hooks import BATCH, FIRST
 from memadvisor.capture.spans import OpenStep
 from memadvisor.run.loader_records import DataWait
@@ -50,6 +50,7 @@ class ClosedStep:
             else None,
             num_repeated_batches=0 if step.seen is None else step.seen.num_repeated,
             largest_input_elements=step.largest_input or None,
+            device_lag_s=next((lag_s(span[3]) for span in step.spans if span[0] == "optimizer"), None),
         )
         return row, self._spans(), self._data_waits() if step.waits else ()
 

@@ -83,6 +83,7 @@ _MEASURED = (
     "restoring_tensor_s",
     "restoring_element_s",
 )
+_NUM_OF_HOST = 3  # of these: what the host takes, whatever the device
 
 
 class RankWriter:
@@ -124,12 +125,14 @@ class RankWriter:
         self._journal.write_document("process", dataclasses.asdict(self._process_info(device)))
 
     def measure_engines(self, device: torch.device) -> None:
-        """What the engine's recomputation takes here beside a forward, and its rounding; a run without it predicts without it."""
-        if self._options.measure_engines is None or device.type != "cpu":
+        """What the engine's recomputation takes of the host beside a forward, and on a CPU its rounding; a run without it
+        predicts without it."""
+        if self._options.measure_engines is None:
             return
         # A mode of the script's may be in force; its hooks would be asked what our own trainings keep.
         with contextlib.suppress(Exception), hooks_aside(lambda pack: True):
-            self._engines_s = self._options.measure_engines()
+            measured = self._options.measure_engines()
+            self._engines_s = measured if device.type == "cpu" else measured[:_NUM_OF_HOST]
             self.write_process(device)
 
     def write_note(self, level: str, text: str) -> None:

@@ -15,8 +15,9 @@ from memadvisor.cost.transfers import TransferTimes
 from memadvisor.schedule import Action, ActionKind, Lane, Schedule
 
 _MEETING_BYTES = 16  # of the message in which all ranks meet
-# What an optimizer takes for another unit by itself, of Python alone (docs/engines/measured.md, "Updates of single units").
-UNIT_UPDATE_S = 6e-5
+# What an optimizer takes for another unit by itself, beside its arithmetic (docs/engines/measured.md, "Updates of single
+# units"): Python alone, and on a GPU launches of kernels that are too small for it.
+UNIT_UPDATE_S = {"cpu": 6e-5, "cuda": 1.5e-4}
 
 
 class EngineTime:

@@ -4,7 +4,8 @@ The operators until the last tensor is saved take what they took in the first fo
 something after it is needed. Beside that, a call that is run again keeps its arguments, random state and casts and has
 them again, and each tensor that autograd saves passes through hooks three times: saved in the first run, saved in the
 second, and asked for. Where outputs of operators are kept, each operator of both runs is looked at
-(engines/activations/kept.py). All that is work of the CPU: where a device runs behind it, nobody waits for it.
+(engines/activations/kept.py). All that is work of the host: a device that is far enough behind it does not wait for it, and
+one that waits for launches anyway does (analyzers/second_runs.py).
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ class SecondRunCost:
     call_s: float
     tensor_s: float
     operator_s: float = 0.0
+
+    def times(self, share: float) -> SecondRunCost:
+        return SecondRunCost(
+            call_s=self.call_s * share, tensor_s=self.tensor_s * share, operator_s=self.operator_s * share
+        )
 
 
 # Checkpointing keeps the CPU generator's state of each forward that it will run again, to draw the same

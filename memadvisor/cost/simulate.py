@@ -266,7 +266,8 @@ class _Player:
     def _update_alone(self, action: Action, here: _Here) -> None:
         """A unit's part of the optimizer step, by itself."""
         self._tell_place(self.step.places[here.position])
-        self.lanes.compute(f"update of {action.unit}", self._update_s((action.unit,)) + UNIT_UPDATE_S)
+        apart_s = UNIT_UPDATE_S["cpu" if self.step.device == "cpu" else "cuda"]
+        self.lanes.compute(f"update of {action.unit}", self._update_s((action.unit,)) + apart_s)
         self.engine.act(action)
         if self.watcher is not None:
             self.watcher.update(action.unit, self.engine.updates.temporaries((action.unit,)))

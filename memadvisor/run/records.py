@@ -118,7 +118,8 @@ class Step:
     after each backward. Where listening to the modules would cost too much, most steps go without: they have no spans but
     those of backward and optimizer, and no samples and tokens; an evaluation pass in one of them is not recorded as such,
     and its time is part of the step's (analyzers/evaluation.py counts them). A step whose end was known only later
-    (capture/steps.py), and the one after it, have no `recorder_s`, and the former no bytes.
+    (capture/steps.py), and the one after it, have no `recorder_s`, and the former no bytes. `device_lag_s`: how far the
+    device was behind the host when the optimizer began; None on CPUs, and in older runs.
     """
 
     index: int
@@ -134,6 +135,7 @@ class Step:
     recorder_s: float | None
     num_repeated_batches: int = 0
     largest_input_elements: int | None = None
+    device_lag_s: float | None = None
 
     @property
     def duration_s(self) -> float:

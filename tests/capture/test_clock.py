@@ -1,12 +1,14 @@
 """The monotonic clock against the wall's, and marks on a device's stream (a fake one here)."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import memadvisor
 from memadvisor.capture import clock, recorder
+from memadvisor.capture.clock import DeviceClock, lag_s
 
 
 @pytest.mark.parametrize("late", [0, 1, 2])
@@ -114,3 +116,25 @@ def test_a_traced_step_is_told_by_the_host_as_its_memory_is(tmp_path, monkeypatc
     now_s = time.monotonic()
     for other in (each for each in rank.steps if each.index > max(1, trace_step + 1)):
         assert other.start_s > now_s + Late.late_s / 2 and 0 < other.duration_s < 60
+
+
+class Passed:
+    """An event of a device that has passed it."""
+
+    def record(self, stream):
+        pass
+
+    def query(self):
+        return True
+
+
+def test_how_far_a_device_is_behind_the_host_is_of_the_moment_at_which_the_host_asked(monkeypatch):
+    device_clock = object.__new__(DeviceClock)
+    device_clock.free_events, device_clock.base_s = [], 100.0
+    device_clock.base = SimpleNamespace(elapsed_time=lambda event: 500.0)
+    monkeypatch.setattr(device_clock, "record_event", Passed, raising=False)
+    monkeypatch.setattr(time, "monotonic", lambda: 100.2)
+    mark = device_clock.mark()
+
+    assert lag_s(mark) == pytest.approx(0.3)
+    assert lag_s(100.2) is None
