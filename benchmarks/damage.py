@@ -292,7 +292,7 @@ def judge(case: Case, directory: Path, written: Written, *, with_report: bool = 
         analysis = analyze(run, choose_hardware(run, None, None))
         json.dumps(analysis_to_json(analysis), allow_nan=False)
         print_analysis(analysis, Console(file=io.StringIO(), width=110))
-        print_summary(run, Console(file=io.StringIO(), width=110))
+        print_summary(analysis, Console(file=io.StringIO(), width=110))
         if with_report:
             from memadvisor.report.page import render
 
