@@ -184,6 +184,7 @@ class Recorder:
             self._meet_uncalled_models(optimizer)
         begin_s = time.monotonic()
         self._models.meet_trained(optimizer)
+        self._backward_steps.see_update(self.note, has_traced=self._tracing.has_trace)
         end = self._spans.leave_optimizer() if self._spans is not None else None
         self._tracing.note_place()
         self._is_end_of_step |= self._updates.ends_step(optimizer, end)
@@ -359,9 +360,7 @@ class Recorder:
             self._spans.spend_since(now_s)
 
     def _end_step_without_optimizer(self, spans: SpanLog) -> None:
-        if self._backward_steps.after_pass():
-            self.note("warning", self._backward_steps.NOTE)
-        if self._backward_steps.has_ended_step:
+        if self._backward_steps.ends_step(self.note):
             self._end_step(spans.mark())
 
     def _start_trace(self) -> None:

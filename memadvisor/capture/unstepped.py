@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from memadvisor.capture.children import of_other_processes
 from memadvisor.capture.updates import existing_optimizers
 from memadvisor.run.remote import uses_rpc
@@ -25,6 +27,9 @@ LOOSE = (
 )
 
 
+Note = Callable[[str, str], None]  # a level and a text
+
+
 class BackwardSteps:
     """Whether backward passes stand for training steps: where nothing could step that torch.optim knows of.
 
@@ -46,6 +51,7 @@ class BackwardSteps:
         self.has_begun = False
         self._has_reached_parameters = False
         self._is_counted = True
+        self._has_seen_update = False
 
     def enter_pass(self, is_for_parameters: bool) -> bool:
         """True: it is known to be none of the training's."""
@@ -53,20 +59,31 @@ class BackwardSteps:
         self._is_counted = is_for_parameters or not self._has_reached_parameters
         return self.has_begun and not self._is_counted
 
-    @property
-    def has_ended_step(self) -> bool:
-        return self.has_begun and self._is_counted
-
-    def after_pass(self) -> bool:
-        """Count a pass; True where it is the one that shows it."""
+    def ends_step(self, note: Note) -> bool:
+        """Count a pass: whether a step ends with it."""
         if not self._is_counted:
             return False
         self.num_passes += 1
         is_power_of_two = self.num_passes & (self.num_passes - 1) == 0
-        if self.has_begun or self.num_passes < 2 or not is_power_of_two or existing_optimizers():
-            return False
-        self.has_begun = True
-        return True
+        if not self.has_begun and self.num_passes >= 2 and is_power_of_two and not existing_optimizers():
+            self.has_begun = True
+            note("warning", self.NOTE)
+        return self.has_begun
+
+    def see_update(self, note: Note, *, has_traced: bool) -> None:
+        """An optimizer steps: from now on its updates end the steps."""
+        if self._has_seen_update:
+            return
+        self._has_seen_update = True
+        if self.has_begun:
+            traced = (
+                f", and the traced step is one of these: --trace-step {self.num_passes + 1} traces another."
+            )
+            note(
+                "warning",
+                "An optimizer steps after all, behind backward passes that counted as steps"
+                + (traced if has_traced else "."),
+            )
 
 
 def note_of_uncalled() -> str:

@@ -83,3 +83,24 @@ def test_a_training_that_asks_for_derivatives_by_tensors_of_its_own_alone_has_a_
                 ):
                     weight -= 0.1 * gradient
     assert len(prof.run.ranks[0].steps) == 6 - 1
+
+
+def test_an_optimizer_that_comes_after_backwards_that_counted_as_steps_is_told_of(tmp_path):
+    """As of blocks that are put into CUDA graphs before the optimizer is made: what was traced is one of their warm-ups."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(6):
+            model(torch.ones(4, 8)).sum().backward()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(6):
+            model(torch.ones(4, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    rank = prof.run.ranks[0]
+    found = [note.text for note in rank.notes if "steps after all" in note.text]
+    updates = {span.step for span in rank.spans if span.kind == "optimizer"}
+
+    assert len(found) == 1
+    assert "--trace-step 8 " in found[0]
+    assert rank.traced_step.index not in updates
+    assert {8, 9} < updates
