@@ -304,7 +304,8 @@ class OnDevice:
     busy_until_s = 0.0
 
     def __init__(self):
-        self.passed_s = max(Clock.now_s, OnDevice.busy_until_s)
+        self.host_s = Clock.now_s
+        self.passed_s = max(self.host_s, OnDevice.busy_until_s)
 
     def seconds(self):
         return self.passed_s
@@ -329,6 +330,8 @@ def test_a_device_waits_only_where_it_has_nothing_left_to_do(tmp_path, monkeypat
             trained.optimizer.step()
 
     assert [(row.wait_s, row.thread_s) for row in waits_of(prof)] == [(idle_s, 1.0)] * 5
+    # Six steps of 8 s each, of which five seconds have passed; or the work of the last one alone.
+    assert prof.run.ranks[0].steps[-1].device_lag_s == (6 * work_s - 5 if work_s > 1 else work_s)
 
 
 def test_a_step_that_turns_out_to_have_ended_has_its_own_waits(tmp_path, clock):
