@@ -111,8 +111,9 @@ def _fewer_states(view: RankView) -> str:
         return ": a pipeline of more stages leaves each rank fewer of them."
     if view.recorded.tensor_parallel:
         return ": layers split over more ranks leave each fewer of them."
+    where = "on disk" if view.recorded.process.device == "cpu" else "in the host's memory"
     return (
-        "; ZeRO shards them over data-parallel ranks; on one rank a plan may keep some on disk "
+        f"; ZeRO shards them over data-parallel ranks; on one rank a plan may keep some {where} "
         "(`advise --hardware`)."
     )
 

@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 
+import pytest
 import torch
 
 import memadvisor
@@ -59,6 +60,14 @@ def test_a_pipelines_states_are_no_matter_of_zero():
 
     assert "a pipeline of more stages leaves each rank fewer of them" in page
     assert "ZeRO shards them" not in page
+
+
+@pytest.mark.parametrize(("device", "where"), [("cpu", "on disk"), ("cuda:0", "in the host")])
+def test_where_states_may_wait_is_the_next_tier_of_the_device(device, where):
+    """Of a GPU's run it said: on disk."""
+    page = render(analyze(make_run(num_ranks=1, device=device)))
+
+    assert f"a plan may keep some {where}" in page
 
 
 def test_a_run_without_a_step_is_told_why_and_not_to_take_more_of_them():
