@@ -88,10 +88,9 @@ class DeviceClock:
         return DeviceMark(self)
 
 
-def lag_s(mark: float | DeviceMark) -> float | None:
-    """How far the device was behind the host at the mark; None on the host, and where the device has not come that far."""
-    passed_s = None if isinstance(mark, float) else mark.seconds()
-    return None if passed_s is None else max(0.0, passed_s - mark.host_s)  # type: ignore[union-attr]  # no float
+def lag_s(mark: float | DeviceMark, passed_s: float) -> float | None:
+    """How far the device was behind the host at a mark that it has passed then; None on the host."""
+    return None if isinstance(mark, float) else max(0.0, passed_s - mark.host_s)
 
 
 def clock_for(device: torch.device) -> HostClock | DeviceClock:

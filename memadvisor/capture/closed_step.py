@@ -34,6 +34,7 @@ class ClosedStep:
         start_s, end_s = seconds_of(step.start), seconds_of(self.end)
         if start_s is None or end_s is None:
             return None
+        spans, device_lag_s = self._spans()
         row = Step(
             index=step.index,
             start_s=start_s,
@@ -50,18 +51,21 @@ class ClosedStep:
             else None,
             num_repeated_batches=0 if step.seen is None else step.seen.num_repeated,
             largest_input_elements=step.largest_input or None,
-            device_lag_s=next((lag_s(span[3]) for span in step.spans if span[0] == "optimizer"), None),
+            device_lag_s=device_lag_s,
         )
-        return row, self._spans(), self._data_waits() if step.waits else ()
+        return row, spans, self._data_waits() if step.waits else ()
 
-    def _spans(self) -> list[SpanFields]:
-        spans, index = [], self.step.index
+    def _spans(self) -> tuple[list[SpanFields], float | None]:
+        """And how far the device was behind the host when the first optimizer began."""
+        spans, index, device_lag_s = [], self.step.index, None
         for kind, unit, micro_batch, start, end, has_gradients in self.step.spans:
             start_s = seconds_of(start)
             end_s = None if end is None else seconds_of(end)
             if start_s is not None and end_s is not None:
                 spans.append((index, kind, unit, micro_batch, start_s, end_s, has_gradients))
-        return spans
+                if device_lag_s is None and kind == "optimizer":
+                    device_lag_s = lag_s(start, start_s)
+        return spans, device_lag_s
 
     def _data_waits(self) -> list[DataWait]:
         """The waits of one loader, in one phase, for one purpose are one row: a validation may have many thousands."""

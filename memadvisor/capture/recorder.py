@@ -163,6 +163,8 @@ class Recorder:
             self.fail(error)
 
     def enter_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self._updates.have_been_seen:
+            self._backward_steps.see_first_update(self.note, has_traced=self._tracing.has_trace)
         if self._updates.enter(optimizer) and self._updates.last_end is not None:
             self._end_step_late(self._updates.last_end)
         if self._updates.is_inside_another:
@@ -184,7 +186,6 @@ class Recorder:
             self._meet_uncalled_models(optimizer)
         begin_s = time.monotonic()
         self._models.meet_trained(optimizer)
-        self._backward_steps.see_update(self.note, has_traced=self._tracing.has_trace)
         end = self._spans.leave_optimizer() if self._spans is not None else None
         self._tracing.note_place()
         self._is_end_of_step |= self._updates.ends_step(optimizer, end)

@@ -51,7 +51,6 @@ class BackwardSteps:
         self.has_begun = False
         self._has_reached_parameters = False
         self._is_counted = True
-        self._has_seen_update = False
 
     def enter_pass(self, is_for_parameters: bool) -> bool:
         """True: it is known to be none of the training's."""
@@ -70,11 +69,8 @@ class BackwardSteps:
             note("warning", self.NOTE)
         return self.has_begun
 
-    def see_update(self, note: Note, *, has_traced: bool) -> None:
+    def see_first_update(self, note: Note, *, has_traced: bool) -> None:
         """An optimizer steps: from now on its updates end the steps."""
-        if self._has_seen_update:
-            return
-        self._has_seen_update = True
         if self.has_begun:
             traced = (
                 f", and the traced step is one of these: --trace-step {self.num_passes + 1} traces another."

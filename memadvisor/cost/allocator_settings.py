@@ -65,8 +65,8 @@ class AllocatorSettings:
         interval = min(max(exponent - 20, 0), NUM_INTERVALS - 1)
         divisions = self.roundup_power2_divisions[interval]
         if divisions > 1 and size_bytes > MIN_BLOCK_BYTES * divisions:
-            return _round_up(size_bytes, (1 << exponent) // divisions)
-        return _round_up(size_bytes, MIN_BLOCK_BYTES)
+            return round_up(size_bytes, (1 << exponent) // divisions)
+        return round_up(size_bytes, MIN_BLOCK_BYTES)
 
     def segment_bytes(self, block_bytes: int) -> int:
         """What is asked of the device for a block that no cached one serves."""
@@ -74,14 +74,14 @@ class AllocatorSettings:
             return SMALL_SEGMENT_BYTES
         if block_bytes < MIN_LARGE_BYTES:
             return self.large_segment_bytes
-        return _round_up(block_bytes, LARGE_ROUNDING_BYTES)
+        return round_up(block_bytes, LARGE_ROUNDING_BYTES)
 
     def is_oversize(self, size_bytes: int) -> bool:
         """Whether blocks of this size are never split, and kept for requests of about their size."""
         return self.max_split_size_bytes is not None and size_bytes >= self.max_split_size_bytes
 
 
-def _round_up(size_bytes: int, multiple: int) -> int:
+def round_up(size_bytes: int, multiple: int) -> int:
     return -(-size_bytes // multiple) * multiple
 
 

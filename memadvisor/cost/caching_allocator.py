@@ -28,6 +28,7 @@ from memadvisor.cost.allocator_settings import (
     SMALL_BYTES,
     SMALL_SEGMENT_BYTES,
     AllocatorSettings,
+    round_up,
 )
 from memadvisor.errors import MemadvisorError
 from memadvisor.units import format_bytes
@@ -213,7 +214,7 @@ class CachingAllocator:
 
     def _address(self, size_bytes: int) -> int:
         """Address space that was never used before. Where age decides, older segments lie lower."""
-        size_bytes = _rounded(size_bytes, SMALL_SEGMENT_BYTES)
+        size_bytes = round_up(size_bytes, SMALL_SEGMENT_BYTES)
         if not self.settings.orders_by_address:
             self._next_address += size_bytes
             return self._next_address - size_bytes
@@ -221,7 +222,7 @@ class CachingAllocator:
             if rest_bytes >= size_bytes:
                 self._rests[place] = address + size_bytes, rest_bytes - size_bytes
                 return address
-        piece_bytes = _rounded(size_bytes, _ADDRESS_PIECE_BYTES)
+        piece_bytes = round_up(size_bytes, _ADDRESS_PIECE_BYTES)
         self._lowest_address -= piece_bytes
         if piece_bytes > size_bytes:
             self._rests.append((self._lowest_address + size_bytes, piece_bytes - size_bytes))
@@ -254,8 +255,8 @@ class CachingAllocator:
         page_bytes = SMALL_SEGMENT_BYTES if pool.is_small else self.settings.large_segment_bytes
         capacity_bytes = self.capacity_bytes or _UNKNOWN_CAPACITY_BYTES
         # An eighth more than there is memory, so that pages can move to the end of the segment.
-        space_bytes = -(-(capacity_bytes + capacity_bytes // 8) // page_bytes) * page_bytes
-        space_bytes = max(space_bytes, -(-size // page_bytes) * page_bytes)
+        space_bytes = round_up(capacity_bytes + capacity_bytes // 8, page_bytes)
+        space_bytes = max(space_bytes, round_up(size, page_bytes))
         address = self._address(space_bytes)
         block = Block(pool, stream, address, space_bytes, ExpandableSegment(address, page_bytes, space_bytes))
         block.mapped = False
@@ -266,7 +267,7 @@ class CachingAllocator:
         """Back the first `size` bytes of an unmapped block with pages, all or none; it ends up in the pool."""
         assert block.segment is not None
         page_bytes = block.segment.page_bytes
-        mapped_bytes = -(-size // page_bytes) * page_bytes
+        mapped_bytes = round_up(size, page_bytes)
         if not self._reserve(mapped_bytes):
             return False
         block.pool.remove(block)
@@ -374,7 +375,3 @@ def _expandable_bytes(block: Block) -> int:
     """What a free block and the unmapped space after it hold together."""
     following = block.next
     return block.size_bytes + (following.size_bytes if following is not None and not following.mapped else 0)
-
-
-def _rounded(size_bytes: int, to_bytes: int) -> int:
-    return -(-size_bytes // to_bytes) * to_bytes

@@ -20,7 +20,7 @@ from memadvisor.cost.transfers import TransferTimes
 from memadvisor.fused_updates import fused_updates_text
 from memadvisor.local_sgd import LocalSgd, local_sgd_loss_text
 from memadvisor.planning.algorithms import algorithms_notes
-from memadvisor.planning.compiled_models import keeps_parameters, no_unit_ran
+from memadvisor.planning.compiled_models import keeps_parameters, no_unit_ran, units_that_ran
 from memadvisor.planning.extrapolation import extrapolation_notes
 from memadvisor.planning.plays import Plays
 from memadvisor.planning.ranked import RankedPlan
@@ -72,7 +72,6 @@ def _time_notes(run: Run, plain: CapturedStep) -> Iterator[str]:
 
 
 def _unit_notes(run: Run, plain: CapturedStep, num_ranks: int) -> Iterator[str]:
-    ran = {segment.unit for segment in plain.segments if segment.phase == "forward"}
     if num_ranks > 1 and keeps_parameters(run, plain):
         yield (
             "No plan is of ZeRO stage 3: of what torch.compile has made, and of units that were not seen to run by themselves, "
@@ -86,7 +85,7 @@ def _unit_notes(run: Run, plain: CapturedStep, num_ranks: int) -> Iterator[str]:
             "inverse), there is no call that could be repeated."
         )
     rank = next(rank for rank in run.ranks if rank.process.rank == plain.rank)
-    blocks = {unit.name for unit in plain.units if unit.is_block} & ran
+    blocks = {unit.name for unit in plain.units if unit.is_block} & units_that_ran(plain)
     own = [module.name for module in rank.modules if module.is_own_forward and module.name in blocks]
     if own:
         more = f" and {len(own) - 1} more" if len(own) > 1 else ""

@@ -16,5 +16,8 @@ def keeps_parameters(run: Run, step: CapturedStep) -> bool:
 
 def no_unit_ran(step: CapturedStep) -> bool:
     """Whether no unit of several was seen to run by itself: nothing says when its parameters are needed."""
-    ran = {segment.unit for segment in step.segments if segment.phase == "forward"}
-    return len(step.states) > 1 and ran.isdisjoint(step.states)
+    return len(step.states) > 1 and units_that_ran(step).isdisjoint(step.states)
+
+
+def units_that_ran(step: CapturedStep) -> set[str | None]:
+    return {segment.unit for segment in step.segments if segment.phase == "forward"}

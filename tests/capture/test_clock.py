@@ -136,5 +136,5 @@ def test_how_far_a_device_is_behind_the_host_is_of_the_moment_at_which_the_host_
     monkeypatch.setattr(time, "monotonic", lambda: 100.2)
     mark = device_clock.mark()
 
-    assert lag_s(mark) == pytest.approx(0.3)
-    assert lag_s(100.2) is None
+    assert lag_s(mark, mark.seconds()) == pytest.approx(0.3)
+    assert lag_s(100.2, 100.2) is None

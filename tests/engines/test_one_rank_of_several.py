@@ -87,9 +87,8 @@ def test_ddps_buckets_stay_where_one_rank_keeps_its_optimizers_state_elsewhere(t
     """Nobody takes its reducer's place then. They were left out of the prediction: 13 % too low of a GPT on an H200."""
     [(predicted_bytes, measured_bytes, plain_bytes)] = run_ranks(ddp, 1, str(tmp_path), is_view)
 
-    assert predicted_bytes == pytest.approx(
-        measured_bytes, rel=3e-4
-    )  # one bias's gradient, by when it is added
+    # One bias's gradient, by when it is added.
+    assert predicted_bytes == pytest.approx(measured_bytes, rel=3e-4)
     assert measured_bytes < plain_bytes
 
 
