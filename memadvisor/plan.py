@@ -137,6 +137,8 @@ class Plan:
     reduced to shards one unit behind, and parameters that stages 1 and 2 have updated are gathered under the next
     forward. But for the latter, both cost the memory of what is under way; what stays whole on every rank is
     reduced under the backward in any case.
+    `reduce_depth`: how many units' reductions to shards may be under way at once, with `overlap`. With more than one a rank
+    that is behind does not hold the others up, and the link is not idle while a unit's backward lasts.
     `shard_ranks`: how many ranks that follow each other share what is sharded; every such group holds all of it,
     and groups add up their gradients (hybrid sharding). None: all ranks are one group.
     `secondary_ranks`: how many ranks that follow each other share a second copy of what stage 3 frees after a forward,
@@ -186,6 +188,7 @@ class Plan:
     why: str = ""
     overlap: bool = False
     gather_depth: int = 0
+    reduce_depth: int = 1
     precision: Precision = FULL_PRECISION
     shard_ranks: int | None = None
     secondary_ranks: int | None = None
@@ -240,6 +243,11 @@ class Plan:
     def model_of(self, unit: str) -> str | None:
         """The name of the model that a unit is of, by its own; None for none of `models`."""
         return innermost(unit, [model.name for model in self.models])
+
+    @property
+    def behind(self) -> int:
+        """How many units' reductions to shards may be under way beside compute."""
+        return self.reduce_depth if self.overlap else 0
 
     @property
     def group_ranks(self) -> int:

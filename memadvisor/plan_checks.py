@@ -102,6 +102,13 @@ def _check_values(plan: Plan, stages: set[int], source: str) -> None:
         )
     if plan.gather_depth < 0:
         raise PlanError(f"{source} has gather_depth {plan.gather_depth}.", hint="it must be 0 or more.")
+    if plan.reduce_depth < 1:
+        raise PlanError(f"{source} has reduce_depth {plan.reduce_depth}.", hint="it must be 1 or more.")
+    if plan.reduce_depth > 1 and not (plan.overlap and plan.num_ranks > 1 and max(stages) >= 2):
+        raise PlanError(
+            f"{source} has reduce_depth {plan.reduce_depth}, and no reductions to shards under the backward.",
+            hint="it needs several ranks, overlap, and ZeRO stage 2 or 3; leave it out.",
+        )
     if plan.shard_ranks is not None and not (
         2 <= plan.shard_ranks <= plan.num_ranks and plan.num_ranks % plan.shard_ranks == 0
     ):
@@ -353,6 +360,7 @@ def beside_fsdp2(plan: Plan) -> dict[str, bool]:
         "second copies of shards": plan.secondary_ranks is not None,
         "updates in the backward": plan.update_in_backward,
         "updates by unit": plan.update_by_unit,
+        "several reductions under way": plan.reduce_depth > 1,
         "parameters on host or disk": plan.parameter_tiers != {"device"},
         "optimizer state on host or disk": plan.optimizer_tiers != {"device"},
         "optimizer state in 8 bits": bool(plan.optimizer_codes),

@@ -90,6 +90,7 @@ def _plan_from_json(value: JsonField, source: str) -> Plan:
         overlap=(overlap := value.get("overlap", False).typed(bool)),
         # Older plans have neither, or `overlap` alone, which then spoke for both.
         gather_depth=value.get("gather_depth", int(overlap)).typed(int),
+        reduce_depth=value.get("reduce_depth", 1).typed(int),
         precision=_precision_from_json(value.get("precision", {})),
         shard_ranks=value.get("shard_ranks").typed(int, optional=True),
         secondary_ranks=value.get("secondary_ranks").typed(int, optional=True),

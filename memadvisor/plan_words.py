@@ -17,6 +17,11 @@ from memadvisor.unit_ranges import unit_ranges
 from memadvisor.units import counted
 
 
+def behind_text(plan: Plan) -> str:
+    """`one unit behind`: by how much reductions to shards may be later than backwards."""
+    return "one unit behind" if plan.reduce_depth == 1 else f"up to {plan.reduce_depth} units behind"
+
+
 def options_text(plan: Plan) -> str:
     """What it asks for beside the words on its units, to follow others after a comma; nothing where that is nothing."""
     return (
@@ -28,7 +33,7 @@ def options_text(plan: Plan) -> str:
         + (f", {plan.elsewhere}" if plan.elsewhere else "")
         + (f", {stretches_text(plan.unit_stretches)}" if plan.stretches else "")
         + (f", gathers {plan.gather_depth} ahead" if plan.gather_depth else "")
-        + (", reductions one unit behind" if plan.overlap else "")
+        + (f", reductions {behind_text(plan)}" if plan.overlap else "")
         + (", units updated in the backward" if plan.update_in_backward else "")
         + (", units updated one after another" if plan.update_by_unit else "")
         + (", fused updates" if plan.fused_updates else "")

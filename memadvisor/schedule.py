@@ -106,9 +106,9 @@ class Action:
     release by `secondary` leaves this rank's part of the second copy, and a gather by them takes and frees it;
     one that overlaps is left out where it has been taken.
     overlaps: compute goes on meanwhile. What waits is, for a gather, the next gather of the same unit that
-    does not overlap; for a reduce to shards, the next reduce; for every reduce, the backward's end. Without
-    it compute waits where the action stands. An update never runs beside compute: one that overlaps follows a
-    reduce that does, and is put off until that is over: behind the next reduce, which then runs under it, or at
+    does not overlap; for a reduce to shards, a later reduce, where the schedule's `reduce_depth` units' are under way;
+    for every reduce, the backward's end. Without it compute waits where the action stands. An update never runs beside compute: one that overlaps follows a
+    reduce that does, and is put off until that is over: behind a later reduce, which then runs under it, or at
     the backward's end. A prefetch before the optimizer is waited for by the unit's update, an offload by the next
     offload (its bytes are free then), and the last one at the step's end. Prefetches take turns with two buffers: each
     begins when the offload of the unit before the last is over. An offload of what autograd keeps is waited for, and
@@ -136,7 +136,8 @@ class Schedule:
     """Actions by boundary. `units` are in order of execution; `shard_ranks` of `num_ranks` share each sharded unit.
 
     With gradient accumulation, a `reduce` with `shard` happens in every micro-batch (its memory is the point),
-    one without `shard` in those that the script lets DDP synchronise. `precision`: in what dtype gathers make
+    one without `shard` in those that the script lets DDP synchronise. `reduce_depth`: how many units' reductions to shards
+    that overlap may be under way at once. `precision`: in what dtype gathers make
     parameters present, and reductions to shards sum. `compression`: what their messages hold. `executor`,
     `algorithms`, `secondary_ranks`, `delayed_update` and `update_by_unit` are the plan's: with the first of the last two, what
     stands before the optimizer step is done beside the next forward and backward; with the other its updates are done one
@@ -156,6 +157,7 @@ class Schedule:
     delayed_update: bool = False
     update_by_unit: bool = False
     local_sgd: LocalSgd | None = None
+    reduce_depth: int = 1
 
     def size_of(self, ranks: Ranks) -> int:
         """How many ranks take part."""
@@ -346,6 +348,7 @@ class ScheduleBuilder:
             secondary_ranks=plan.secondary_ranks,
             delayed_update=plan.delayed_update,
             update_by_unit=plan.update_by_unit,
+            reduce_depth=plan.reduce_depth,
             local_sgd=plan.local_sgd,
         )
 

@@ -54,6 +54,7 @@ PLANS = st.builds(
     why=st.text(max_size=30),
     overlap=st.booleans(),
     gather_depth=st.integers(0, 9),
+    reduce_depth=st.just(1),  # more are of several ranks, with overlap and stages 2 or 3
     precision=st.builds(
         Precision,
         param_dtype=st.sampled_from([None, "float32"]),
@@ -77,6 +78,7 @@ LATER = (
         "shard_ranks",
         "update_in_backward",
         "update_by_unit",
+        "reduce_depth",
         "optimizer_dtype",
         "optimizer_tier",
         "exposed_transfer_s",

@@ -44,6 +44,12 @@ def with_parts(*parts, **more):
         ({"grad_accum": -1}, "grad_accum -1"),
         ({"budget_bytes": 0}, "budget_bytes 0"),
         ({"gather_depth": -1}, "gather_depth"),
+        ({"reduce_depth": 0, "overlap": True}, "reduce_depth 0"),
+        ({"reduce_depth": 2, "overlap": False}, "reduce_depth 2, and no reductions to shards"),
+        (
+            {"reduce_depth": 2, "overlap": True, "num_ranks": 2, "units": [], "zero_stage": 1},
+            "reduce_depth 2, and no reductions to shards",
+        ),
         ({"num_ranks": 6, "shard_ranks": 4}, "shard_ranks 4 for 6 ranks"),
         ({"num_ranks": 4, "shard_ranks": 1}, "shard_ranks 1 for 4 ranks"),
         ({"num_ranks": 6, "secondary_ranks": 4}, "secondary_ranks 4 for 6 ranks"),

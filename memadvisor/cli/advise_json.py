@@ -74,6 +74,7 @@ def _plan_to_json(order: int | None, ranked: RankedPlan) -> dict[str, Any]:
         "grad_accum": plan.grad_accum,
         "overlap": plan.overlap,
         "gather_depth": plan.gather_depth,
+        "reduce_depth": plan.reduce_depth,
         "update_in_backward": plan.update_in_backward,
         "update_by_unit": plan.update_by_unit,
         "fused_updates": plan.fused_updates,

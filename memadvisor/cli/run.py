@@ -78,6 +78,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="with --zero 3: N ranks that follow each other share a second copy, which is gathered for the backward",
     )
     parser.add_argument(
+        "--reduce-depth",
+        type=positive,
+        metavar="N",
+        help="with ZeRO stages 2 and 3: reductions of N units may be under way at once (1)",
+    )
+    parser.add_argument(
         "--update-in-backward",
         action="store_true",
         default=None,
@@ -121,6 +127,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     flags = (
         *of_plan,
         "update_by_unit",
+        "reduce_depth",
         "secondary_ranks",
         "optimizer_bits",
         "fused_updates",
@@ -148,6 +155,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         why="made by hand",
         overlap=True,
         gather_depth=1,
+        reduce_depth=arguments.reduce_depth or 1,
         precision=precision_of(arguments),
         compression=compression_of(arguments),
         local_sgd=local_sgd_of(arguments),

@@ -13,7 +13,7 @@ one flat, padded to a multiple of the ranks. What each thing takes is in engine_
 - with a precision, gathered flats are in its parameter dtype, and buffers of gradients and their staging in its
   reduction dtype; shards of parameters and gradients are in the parameters' own;
 - reduce_scatter has a shard of staging beside the full flat and, when accumulating, the older shard; one that
-  overlaps keeps the full flat and the staging until the next one, and one by messages at once has more of it;
+  overlaps keeps the full flat and the staging until a later one waits for it, and one by messages at once has more of it;
 - a unit that is updated in the backward has no gradient from then on until the next one;
 - with compression, a gather has the messages of all ranks beside the full flat until it is waited for, and
   scratch where the flat is not float32; a reduction to shards has two messages more of staging;
@@ -74,7 +74,8 @@ class EngineMemory:
         # Units gathered ahead whose messages are there.
         self._unpacking = Present({name: each.gather_staging_bytes for name, each in units.packed.items()})
         self._all_reduces = AllReduces(units.gradient_bytes, units.packed)
-        self._scattering: str | None = None  # the unit whose reduction to shards is under way
+        self._scattering: list[str] = []  # units whose reductions to shards are under way, the oldest first
+        self._reduce_depth = schedule.reduce_depth
         self._dropped = DroppedGradients(step, self.stages, self.num_ranks)
         self._fetched = units.fetched()
         self._is_stepping = False
@@ -96,7 +97,7 @@ class EngineMemory:
             return {}
         parameter_bytes = self.gathered.total_bytes + self._second.parts.total_bytes
         gradient_bytes = self._buffers.total_bytes + self._shards.total_bytes
-        message_bytes = 0 if self._scattering is None else self._units.staging_bytes(self._scattering)
+        message_bytes = sum(map(self._units.staging_bytes, self._scattering))
         message_bytes += self._unpacking.total_bytes + self._all_reduces.staging_bytes
         is_in_step = self._is_stepping or self._fetched.is_there
         now = parameter_bytes, gradient_bytes, message_bytes
@@ -138,12 +139,13 @@ class EngineMemory:
         return lent
 
     @property
-    def is_scattering(self) -> bool:
-        return self._scattering is not None
+    def must_end_scattering(self) -> bool:
+        """Whether the oldest reduction to shards must be over before another begins."""
+        return len(self._scattering) >= self._reduce_depth
 
     def is_reducing(self, name: str) -> bool:
         """Whether a unit's reduction to shards is under way."""
-        return self._scattering == name
+        return name in self._scattering
 
     def has_gradient_away(self, name: str) -> bool:
         return name in self._units.paged and name in self._shards
@@ -154,11 +156,12 @@ class EngineMemory:
         if self.stages[name] in (1, 2):
             self.stale.add(name)
 
-    def end_scattering(self) -> None:
-        """The reduction to shards that was under way has ended: what is left of the gradient is a shard."""
-        if self._scattering is not None:
-            self._keep_shard(self._scattering)
-            self._scattering = None
+    def end_scattering(self) -> str | None:
+        """The oldest reduction to shards that was under way has ended: what is left of the gradient is a shard. Gives the unit."""
+        if not self._scattering:
+            return None
+        self._keep_shard(name := self._scattering.pop(0))
+        return name
 
     def _keep_shard(self, name: str) -> None:
         self._buffers.discard(name)
@@ -194,8 +197,7 @@ class EngineMemory:
         pieces |= {("code tables", ""): TABLES_BYTES if self._units.codes else 0}
         pieces |= {(f"fetched {w}", str(side)): size for (w, side), size in self._fetched.items().items()}
         pieces |= {("residual", name): packed.residual_bytes for name, packed in self._units.packed.items()}
-        if self._scattering is not None:
-            pieces["staging", self._scattering] = self._units.staging_bytes(self._scattering)
+        pieces |= {("staging", name): self._units.staging_bytes(name) for name in self._scattering}
         return {piece: size for piece, size in pieces.items() if size > 0}
 
     def view(self, segment: Segment) -> View:
@@ -276,7 +278,7 @@ class EngineMemory:
         if name in self._units.paged:
             return self._put_away(action)
         if action.overlaps:
-            self._scattering = name
+            self._scattering.append(name)
             return Message(operation="reduce_scatter", size_bytes=self._units.reduce_bytes(name), staging={})
         shard_bytes = self._units.shard_bytes[name]
         older_bytes = shard_bytes * (name in self._shards)
@@ -294,7 +296,7 @@ class EngineMemory:
         name = action.unit
         older_bytes = self._units.gradient_bytes[name] * self.has_gradient_away(name)
         if action.overlaps:
-            self._scattering = name
+            self._scattering.append(name)
         else:
             self._keep_shard(name)
         return written(self._units.gradient_bytes[name], older_bytes, overlaps=action.overlaps)

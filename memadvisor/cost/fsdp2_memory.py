@@ -347,11 +347,11 @@ class Fsdp2Memory:
     # ---- reductions and updates, as EngineMemory has them ----------------------------------------
 
     @property
-    def is_scattering(self) -> bool:
+    def must_end_scattering(self) -> bool:
         return len(self._inputs) >= self._max_inputs
 
-    def end_scattering(self) -> None:
-        del self._inputs[:1]
+    def end_scattering(self) -> str | None:
+        return self._inputs.pop(0) if self._inputs else None
 
     def is_reducing(self, name: str) -> bool:
         return False

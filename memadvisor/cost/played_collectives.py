@@ -33,7 +33,7 @@ class PlayedCollectives:
         self._synced = step.synced_micro_batches if len(step.synced_micro_batches) > 1 else frozenset[int]()
         self.arriving: dict[str, int] = {}
         self.sent_bytes = 0.0
-        self._reduction = NO_COLLECTIVE  # the last one under way
+        self._reductions: dict[str, int] = {}  # each unit's last one
         self._num_left_out: Counter[str] = Counter()  # by local SGD, by unit
 
     def queue(self, action: Action, message: Message) -> None:
@@ -57,7 +57,7 @@ class PlayedCollectives:
         elif action.kind is ActionKind.GATHER:
             self.arriving[action.unit] = number
         else:
-            self._reduction = number
+            self._reductions[action.unit] = number
 
     def _times_a_step(self, action: Action) -> float:
         """How often what an action sends goes in one step."""
@@ -70,9 +70,14 @@ class PlayedCollectives:
         if not action.overlaps and action.unit in self.arriving:
             self._lanes.wait_for(self.arriving.pop(action.unit))
 
-    def wait_for_reduction(self) -> None:
-        """For the last one."""
-        self._lanes.wait_for(self._reduction)
+    def wait_for_reduction_of(self, unit: str | None) -> None:
+        """For the last one of a unit, and so for what was sent before; None: for nothing."""
+        if unit is not None:
+            self._lanes.wait_for(self._reductions.get(unit, NO_COLLECTIVE))
+
+    def wait_for_reductions(self) -> None:
+        """For all."""
+        self._lanes.wait_for(max(self._reductions.values(), default=NO_COLLECTIVE))
 
     def leaves_out(self, action: Action, micro_batch: int | None, *, is_last: bool) -> bool:
         """Whether a reduction is not done here: with accumulation under no_sync, what all ranks keep whole is summed once;

@@ -324,10 +324,9 @@ class _Player:
         return segment.duration_s
 
     def _wait_for_reduction(self, action: Action) -> None:
-        """A reduction to shards is waited for by the next one."""
-        if action.ranks is not Ranks.ACROSS and self.engine.is_scattering:
-            self.collectives.wait_for_reduction()
-            self.engine.end_scattering()
+        """A reduction to shards is waited for by a later one."""
+        if action.ranks is not Ranks.ACROSS and self.engine.must_end_scattering:
+            self.collectives.wait_for_reduction_of(self.engine.end_scattering())
             self._tell_states()
 
     def _update_reduced(self, here: _Here) -> None:
@@ -363,9 +362,10 @@ class _Player:
         `following`: the segment that comes after it.
         """
         self._act(Point.BACKWARD_ENDS, "", following, following, is_last)
-        self.collectives.wait_for_reduction()
+        self.collectives.wait_for_reductions()
         self.pages.end_backward()
-        self.engine.end_scattering()
+        while self.engine.end_scattering() is not None:
+            pass
         if self.updates_due:
             self._tell_states()
             end = _Here(Point.BACKWARD_ENDS, following, following, "passing_gradients", is_last)

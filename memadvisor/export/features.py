@@ -166,6 +166,14 @@ FEATURES: dict[str, Feature] = {
         LESS_MEMORY_MORE_TIME,
     ),
     "gather_depth": Feature(_ahead, "the engine looks ahead in its own way", OTHER_TIME),
+    "reduce_depth": Feature(
+        _if(
+            lambda plan: plan.reduce_depth > 1,
+            lambda plan: f"reductions of {plan.reduce_depth} units under way at once",
+        ),
+        "the engine reduces beside the backward in its own way",
+        OTHER_TIME,
+    ),
     "overlap": Feature(
         _if(
             lambda plan: not plan.overlap and max(stages(plan).values()) > 0 and plan.num_ranks > 1,

@@ -21,6 +21,7 @@ from memadvisor.planning.outcomes import Outcome
 from memadvisor.stretches import units_of_stretches
 
 MAX_GATHER_DEPTH = 2
+MAX_REDUCE_DEPTH = 2
 MAX_UNITS_IN_PAIRS = 8  # units up to which two are changed at once
 _MAX_GRID = 125  # class-wise arrangements tried as starts
 _MAX_STARTS = 3
@@ -34,12 +35,13 @@ SHARDINGS = ((0, True), (1, True), (2, True), (3, False), (3, True))
 class Arrangement:
     """Everything that the search may choose: units in order of execution, and what runs ahead or behind.
 
+    behind: how many units' reductions to shards may be under way beside compute (Plan: overlap, reduce_depth); 0: none.
     shard_ranks: how many ranks share what is sharded; None is all of them. early: units are updated in the backward; by_unit:
     one after another. stretches, secondary_ranks: see Plan; the local search here leaves them as they are, so it starts from none.
     """
 
     units: tuple[UnitPlan, ...]
-    overlap: bool
+    behind: int
     gather_depth: int
     shard_ranks: int | None = None
     early: bool = False
@@ -54,12 +56,17 @@ class Arrangement:
         return self.secondary_ranks if gathers_again and self.shard_ranks is None else None
 
     @property
+    def reduce_depth(self) -> int:
+        """`behind`, where some unit's gradients are reduced to shards."""
+        return max(1, self.behind) if any(unit.zero_stage >= 2 for unit in self.units) else 1
+
+    @property
     def states(self) -> Hashable:
         """All that decides what the engine holds of states: the same whatever is done to activations."""
         units = ((u.zero_stage, u.reshard, u.optimizer_tier, u.parameter_tier) for u in self.units)
         return (
             tuple(units),
-            self.overlap,
+            self.behind,
             self.gather_depth,
             self.shard_ranks,
             self.early,
@@ -97,36 +104,36 @@ Neighbours = Callable[["Space", Arrangement], Iterator[Arrangement]]
 class Space:
     """What each unit may be, which units are alike, by position, and how many ranks may share what is sharded.
 
-    overlaps: whether reductions may run one unit behind, and whether they may not.
+    behind: how many units' reductions may be under way beside compute.
     """
 
     options: tuple[tuple[UnitPlan, ...], ...]
     classes: tuple[tuple[int, ...], ...]
     depths: tuple[int, ...] = tuple(range(MAX_GATHER_DEPTH + 1))
     groups: tuple[int | None, ...] = (None,)
-    overlaps: tuple[bool, ...] = (False, True)
+    behind: tuple[int, ...] = tuple(range(MAX_REDUCE_DEPTH + 1))
 
     @property
     def size(self) -> int:
         return (
-            len(self.overlaps)
+            len(self.behind)
             * len(self.depths)
             * len(self.groups)
             * math.prod(len(options) for options in self.options)
         )
 
     def all(self) -> Iterator[Arrangement]:
-        for units, overlap, depth, group in product(
-            product(*self.options), self.overlaps, self.depths, self.groups
+        for units, behind, depth, group in product(
+            product(*self.options), self.behind, self.depths, self.groups
         ):
-            yield Arrangement(units, overlap, depth, group)
+            yield Arrangement(units, behind, depth, group)
 
 
 def space_for(step: CapturedStep, stages: Collection[int], groups: tuple[int, ...]) -> Space:
     """All that a step's units may be, in these stages and with groups of ranks that share."""
     shardings = [choice for choice in SHARDINGS if choice[0] in (stages if not step.shard_groups else (3,))]
     space = replace(space_of(step, shardings), groups=(None, *groups))
-    return replace(space, overlaps=(step.device != "cpu",)) if step.shard_groups else space
+    return replace(space, behind=(int(step.device != "cpu"),)) if step.shard_groups else space
 
 
 def space_of(step: CapturedStep, shardings: Sequence[tuple[int, bool]] = SHARDINGS) -> Space:
@@ -214,7 +221,7 @@ def _grid(space: Space) -> Iterator[Arrangement]:
         for positions, option in zip(space.classes, chosen, strict=True):
             for position in positions:
                 units[position] = _as(option, units[position].name)
-        yield Arrangement(tuple(units), space.overlaps[-1], depth, space.groups[0])
+        yield Arrangement(tuple(units), 1 if 1 in space.behind else space.behind[-1], depth, space.groups[0])
 
 
 def _descended(
@@ -254,7 +261,7 @@ def _walked(
 
 
 def _neighbours(space: Space, current: Arrangement) -> Iterator[Arrangement]:
-    yield from (replace(current, overlap=o) for o in space.overlaps if o != current.overlap)
+    yield from (replace(current, behind=b) for b in space.behind if b != current.behind)
     yield from (replace(current, gather_depth=d) for d in space.depths if d != current.gather_depth)
     yield from (replace(current, shard_ranks=group) for group in space.groups if group != current.shard_ranks)
     for positions in space.classes:
@@ -300,14 +307,14 @@ def proper_divisors(num_ranks: int) -> tuple[int, ...]:
     return tuple(size for size in range(2, num_ranks) if num_ranks % size == 0)
 
 
-def kinds_of(step: CapturedStep, stage: int) -> list[tuple[bool, bool, int]]:
-    """What units of one stage may all do: reshard, reduce one unit behind, gather so many units ahead."""
+def kinds_of(step: CapturedStep, stage: int) -> list[tuple[bool, int, int]]:
+    """What units of one stage may all do: reshard, reduce so many units behind, gather so many units ahead."""
     if step.shard_groups:
-        overlap = step.device != "cpu"
-        return [(True, overlap, 0), (True, overlap, 1), (False, overlap, 1)]
-    kinds = [(True, stage == 1, 0)]  # in stage 1 overlap costs no memory
+        behind = int(step.device != "cpu")
+        return [(True, behind, 0), (True, behind, 1), (False, behind, 1)]
+    kinds = [(True, int(stage == 1), 0)]  # in stage 1 overlap costs no memory
     if stage >= 2:
-        kinds.append((True, True, 1))
+        kinds.append((True, 1, 1))
     if stage == 3:
-        kinds.append((False, True, 1))
+        kinds.append((False, 1, 1))
     return kinds

@@ -119,5 +119,5 @@ def _plain(one: _Searched) -> Arrangement:
 
 def _arrangement(plan: Plan) -> Arrangement:
     return Arrangement(
-        plan.units, plan.overlap, plan.gather_depth, plan.shard_ranks, secondary_ranks=plan.secondary_ranks
+        plan.units, plan.behind, plan.gather_depth, plan.shard_ranks, secondary_ranks=plan.secondary_ranks
     )

@@ -46,7 +46,7 @@ def named_plan(plays: Plays, step: CapturedStep, policy: str, first: RankedPlan)
     plan = first.plan
     like = Arrangement(
         plan.units,
-        plan.overlap,
+        plan.behind,
         plan.gather_depth,
         plan.shard_ranks,
         plan.update_in_backward,

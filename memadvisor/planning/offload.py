@@ -111,7 +111,7 @@ class OffloadSearch:
             classes_of(self.step),
             depths=(self.plain.gather_depth,),
             groups=(self.plain.shard_ranks,),
-            overlaps=(self.plain.overlap,),
+            behind=(self.plain.behind,),
         )
 
     @cached_property

@@ -14,7 +14,7 @@ from memadvisor.schedule import Lane
 
 # How units that lie elsewhere are gathered: whether they are read again for the backward, whether gradients leave under
 # the next unit's backward, and how many units ahead are read.
-WAYS = ((True, False, 0), (True, True, 1), (False, True, 1))
+WAYS = ((True, 0, 0), (True, 1, 1), (False, 1, 1))
 
 
 def nearest_tier(step: CapturedStep, transfers: TransferTimes | None) -> str | None:

@@ -74,13 +74,19 @@ def is_worth_it(mixed: RankedPlan, best: RankedPlan) -> bool:
 
 
 def worthier(usual: RankedPlan, other: RankedPlan) -> RankedPlan:
-    """A plan that updates in the backward or unit by unit, or moves activations, where it is needed to fit, or clearly faster; else the
-    usual one."""
+    """A plan that updates in the backward or unit by unit, moves activations, or has more under way, where it is needed to
+    fit, or clearly faster; else the usual one."""
     if usual.fits and other.fits:
         worth = _WORTH_EARLY if other.plan.activation_tiers == {"device"} else WORTH_MOVING
         limit_s = usual.prediction.step_time_s * (1 - worth)
         return other if other.prediction.step_time_s < limit_s else usual
     return min(usual, other, key=order)
+
+
+def may_wait_less(ranked: RankedPlan) -> bool:
+    """Whether a plan that waits less for other ranks could be worth it beside this one."""
+    prediction = ranked.prediction
+    return prediction.exposed_communication_s > _WORTH_EARLY * prediction.step_time_s
 
 
 def front_of(kind: Kind, budget_bytes: int) -> tuple[FrontPoint, ...]:

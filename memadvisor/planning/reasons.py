@@ -8,6 +8,7 @@ from memadvisor.autocast import AUTOCAST_DTYPES
 from memadvisor.compression import compression_text
 from memadvisor.local_sgd import local_sgd_text
 from memadvisor.plan import Plan, Prediction, UnitPlan
+from memadvisor.plan_words import behind_text
 from memadvisor.precision import precision_text
 from memadvisor.stretches import stretches_text
 from memadvisor.units import format_bytes, format_fraction, format_seconds
@@ -109,7 +110,7 @@ def _transfers(plan: Plan) -> str:
     if plan.gather_depth and any(unit.zero_stage == 3 for unit in plan.units):
         words.append(f"gathers {plan.gather_depth} unit{'s' * (plan.gather_depth > 1)} ahead")
     if plan.overlap and any(unit.zero_stage >= 2 for unit in plan.units):
-        words.append("reductions one unit behind")
+        words.append(f"reductions {behind_text(plan)}")
     if plan.overlap and any(unit.zero_stage in (1, 2) for unit in plan.units):
         words.append("updated parameters gathered under the next forward")
     if plan.update_in_backward:

@@ -10,6 +10,7 @@ from memadvisor.cost.limit import Limit
 from memadvisor.cost.step import CapturedStep
 from memadvisor.plan import Plan, Prediction, UnitPlan
 from memadvisor.planning.arrangement import (
+    MAX_REDUCE_DEPTH,
     Arrangement,
     choose_arrangement,
     kinds_of,
@@ -23,12 +24,21 @@ from memadvisor.planning.one_way import OneWay
 from memadvisor.planning.outcomes import Outcomes
 from memadvisor.planning.paging import WAYS, may_page, nearest_tier, starting_bytes, with_fewest_paged
 from memadvisor.planning.plays import Plays
-from memadvisor.planning.ranked import Kind, RankedPlan, is_worth_it, order, with_other, worthier
+from memadvisor.planning.ranked import (
+    Kind,
+    RankedPlan,
+    is_worth_it,
+    may_wait_less,
+    order,
+    with_other,
+    worthier,
+)
 from memadvisor.planning.recompute import Evaluate, smallest_peak
 from memadvisor.planning.second_copies import grouped_ways
 from memadvisor.planning.several_models import updates_apart
 from memadvisor.planning.split_bounds import SplitBounds
 from memadvisor.planning.stretches import Nested, Tables
+from memadvisor.planning.updates import may_update_by_unit, may_update_early
 from memadvisor.planning.way import Way
 
 _MAX_RESERVATIONS = 6  # choices of one kind whose reservation is simulated
@@ -89,7 +99,7 @@ class Search:
         """
         found: list[Arrangement] = []
         alike: list[RankedPlan] = []
-        ways: list[tuple[int, bool, bool, int]] = []
+        ways: list[tuple[int, bool, int, int]] = []
         for stage in self.stages if self.plays.num_ranks > 1 else (0,):
             if step.shard_groups and stage < 3:
                 continue
@@ -101,19 +111,15 @@ class Search:
             grouped = grouped_ways(stage, kinds, kind, hybrids, self.near_ranks)
             usual += self._all_unbeaten(step, grouped, found)
             self._bounds.fit(usual)
-            may_update_early = not (
-                step.shard_groups
-                or self.plays.asked.optimizer_bits
-                or len(self.plays.models) > 1
-                or self.plays.asked.chunked_loss is not None
-            )
             early: list[RankedPlan] = []
-            if stage >= 2 and step.leaves_gradients_alone and may_update_early:
+            if may_update_early(step, self.plays, stage):
                 sooner = [Way(stage, *each, early=True) for each in kinds[1:]]
                 sooner += [Way(stage, *kind, ranks, early=True) for ranks in hybrids]
                 early = self._all_unbeaten(step, sooner, [])
             best = [min(each, key=order) for each in (usual, early) if each]
-            alike += [self._by_unit(step, Way(stage, *kind), worthier(best[0], best[-1]))] if best else []
+            if best:
+                way, deeper = self._deeper(step, Way(stage, *kind), worthier(best[0], best[-1]))
+                alike.append(self._by_unit(step, way, deeper))
             ways += [(stage, *each) for each in kinds]
         tier = None if updates_apart(step) else nearest_tier(step, self.plays.transfers)
         keeps_state = (
@@ -134,18 +140,27 @@ class Search:
         )
         yield from (ranked for ranked in others if ranked is not None)
 
-    def _by_unit(self, step: CapturedStep, way: Way, usual: RankedPlan) -> RankedPlan:
-        """A plan whose optimizer step updates units one after another, where it is needed to fit, or clearly faster."""
-        is_free = usual.fits and not (usual.plan.recomputed_units or usual.plan.parted_units)
-        in_codes = self.plays.asked.optimizer_bits is not None
-        if is_free or in_codes or not step.may_update_by_unit or updates_apart(step):
-            return usual
+    def _deeper(self, step: CapturedStep, way: Way, usual: RankedPlan) -> tuple[Way, RankedPlan]:
+        """A plan that has more reductions under way, where that is clearly faster; with its way, else the usual one's."""
+        if way.stage < 2 or step.shard_groups or not may_wait_less(usual):
+            return way, usual
+        deeper = replace(way, behind=MAX_REDUCE_DEPTH, depth=max(1, way.depth))
+        other = self._tried(step, deeper, usual)
+        return (way, usual) if other is None else (deeper, other)
+
+    def _tried(self, step: CapturedStep, way: Way, usual: RankedPlan) -> RankedPlan | None:
+        """The best plan of a way, if it is worth it beside the usual one."""
         kinds = list(self._kinds)
-        other = self._unbeaten(step, replace(way, by_unit=True), [])
+        other = self._unbeaten(step, way, [])
         if other is not None and worthier(usual, other) is other:
             return other
         self._kinds = kinds
-        return usual
+        return None
+
+    def _by_unit(self, step: CapturedStep, way: Way, usual: RankedPlan) -> RankedPlan:
+        """A plan whose optimizer step updates units one after another, where it is needed to fit, or clearly faster."""
+        is_tried = may_update_by_unit(step, self.plays, usual)
+        return (self._tried(step, replace(way, by_unit=True), usual) if is_tried else None) or usual
 
     def _paging(self, step: CapturedStep) -> Iterator[RankedPlan]:
         """Where nothing else fits, parameters and gradients lie where optimizer state does, and then activations too."""
@@ -163,7 +178,7 @@ class Search:
             yield moved
 
     def _paged(self, step: CapturedStep, plan: Plan, units: tuple[UnitPlan, ...]) -> RankedPlan:
-        other = Arrangement(units, plan.overlap, plan.gather_depth)
+        other = Arrangement(units, plan.behind, plan.gather_depth)
         return self.plays.ranked(step, other, self.plays.play(step, other).prediction())
 
     def _all_unbeaten(
@@ -272,8 +287,7 @@ class Search:
         return best
 
     def _moved(self, step: CapturedStep, kind: Kind) -> RankedPlan | None:
-        offload = kind.offload
-        if offload is None or (last := offload(self.plays.budget_bytes, False)) is None:
+        if (offload := kind.offload) is None or (last := offload(self.plays.budget_bytes, False)) is None:
             return None
         return self._best(step, lambda target: offload(target, False), kind.predict, last, [])
 

@@ -27,8 +27,8 @@ def check_near_ranks(near_ranks: int | None, num_ranks: int, shards_itself: bool
 
 def grouped_ways(
     stage: int,
-    kinds: Iterable[tuple[bool, bool, int]],
-    best: tuple[bool, bool, int],
+    kinds: Iterable[tuple[bool, int, int]],
+    best: tuple[bool, int, int],
     groups: Iterable[int],
     near_ranks: int | None,
 ) -> list[Way]:

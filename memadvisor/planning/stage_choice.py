@@ -131,7 +131,7 @@ class StageChoice:
         return None if found is None else _chosen(found)
 
     def _arranged(self, chosen: Chosen) -> Arrangement:
-        return Arrangement(units=self.units_of(chosen), overlap=False, gather_depth=0)
+        return Arrangement(units=self.units_of(chosen), behind=0, gather_depth=0)
 
     @property
     def _are_few(self) -> bool:

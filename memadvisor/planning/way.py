@@ -15,12 +15,12 @@ _unit_plan = lru_cache(maxsize=1 << 12)(UnitPlan)  # a search asks for the same 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """tier: where optimizer state lies. pages: whether parameters and gradients lie there too. secondary_ranks: see Plan.
+    """behind: as of an arrangement. tier: where optimizer state lies. pages: whether parameters and gradients lie there too. secondary_ranks: see Plan.
     by_unit: whether the optimizer step updates units one after another."""
 
     stage: int
     reshard: bool
-    overlap: bool
+    behind: int
     depth: int
     shard_ranks: int | None = None
     early: bool = False
@@ -48,7 +48,7 @@ class Way:
         )
         return Arrangement(
             units,
-            self.overlap,
+            self.behind,
             self.depth,
             self.shard_ranks,
             self.early,

@@ -223,7 +223,7 @@ def test_as_many_inputs_of_reductions_stay_as_the_script_lets():
     memory = memory_of_groups("a", "b", "c", max_inputs=2)
     memory.leave(SimpleNamespace(gradient_units=("a", "b", "c")))
     for name in "abc":
-        if memory.is_scattering:
+        if memory.must_end_scattering:
             memory.end_scattering()
         memory.act(replace(REDUCE_A, unit=name))
 

@@ -24,7 +24,16 @@ STATES = ("parameter", "gradient", "optimizer_state")
 
 
 def plan(
-    *, ranks=1, stage=0, recompute=(), overlap=False, depth=0, units=(), precision=FULL_PRECISION, shard=None
+    *,
+    ranks=1,
+    stage=0,
+    recompute=(),
+    overlap=False,
+    depth=0,
+    units=(),
+    precision=FULL_PRECISION,
+    shard=None,
+    reduce_depth=1,
 ):
     return Plan(
         num_ranks=ranks,
@@ -32,6 +41,7 @@ def plan(
         units=units or tuple(UnitPlan(name=name, zero_stage=stage, recompute=True) for name in recompute),
         overlap=overlap,
         gather_depth=depth,
+        reduce_depth=reduce_depth,
         precision=precision,
         shard_ranks=shard,
     )
@@ -293,6 +303,57 @@ def test_a_block_in_flight_behind_costs_its_gradient_and_the_others_shares_of_it
     )
 
     assert (gradient, staging) == (block_bytes // 2, block_bytes // 2)
+
+
+@given(st.integers(2, 4), st.integers(2, 3), st.integers(1, 2), st.integers(2, 9))
+@settings(max_examples=30, deadline=None)
+def test_more_reductions_under_way_wait_less_and_hold_more(ranks, stage, batches, depth):
+    step = captured_step(make_run(num_blocks=4, num_micro_batches=batches))
+    one, more = (
+        play(step, ranks=ranks, stage=stage, overlap=True, depth=1, reduce_depth=d) for d in (1, depth)
+    )
+
+    assert more.exposed_communication_s <= one.exposed_communication_s + 1e-12
+    assert busy_s(more, Lane.COLLECTIVE) == pytest.approx(busy_s(one, Lane.COLLECTIVE))
+    assert more.peak.total_bytes >= one.peak.total_bytes
+    assert more.sent_bytes == one.sent_bytes
+    assert more.moments[-1].by_category_bytes == one.moments[-1].by_category_bytes
+
+
+def test_each_further_reduction_under_way_costs_a_blocks_gradient_and_the_others_shares_of_it():
+    """Stage 2, in the backward of blocks.0, of four blocks: those of as many before it are whole still, and half of each is
+    staged."""
+    step = captured_step(make_run(num_blocks=4))
+    block_bytes = flat_bytes(step.states["blocks.1"], 2, frozen=False)
+    there = [
+        next(m for m in played.moments if m.position == "backward of blocks.0").by_category_bytes
+        for depth in (1, 2, 3)
+        for played in [play(step, ranks=2, stage=2, overlap=True, reduce_depth=depth)]
+    ]
+
+    for fewer, more in pairwise(there):
+        assert more["gradient"] - fewer["gradient"] == block_bytes // 2
+        assert more["communication"] - fewer["communication"] == block_bytes // 2
+
+
+def test_what_waits_for_a_slow_link_goes_on_where_more_reductions_may_be_under_way():
+    """Of a step whose backwards take as long as their reductions on average, and not each: a longer backward covers what
+    shorter ones have left."""
+    step = captured_step(make_run(num_blocks=4))
+    place = next(n for n, s in enumerate(step.segments) if s.phase == "backward" and s.unit == "blocks.1")
+    segments = list(step.segments)
+    reduce_s = flat_bytes(step.states["blocks.1"], 2, frozen=False) / 2 / 1e6
+    segments[place] = replace(segments[place], duration_s=3 * reduce_s)
+    step = replace(step, segments=tuple(segments))
+    times = CollectiveTimes(kind="fitted", source="", curves={}, alpha_s=0.0, beta_bytes_per_s=1e6)
+    waits_s = [
+        simulate(
+            step, write_schedule(plan(ranks=2, stage=2, overlap=True, reduce_depth=d), step.units), times
+        ).exposed_communication_s
+        for d in (1, 2, 3)
+    ]
+
+    assert waits_s[0] > waits_s[1] > waits_s[2]
 
 
 def test_buckets_of_the_recorded_ddp_are_gone_under_our_engine():

@@ -46,6 +46,7 @@ class Configuration:
     stages: tuple[int, ...]
     overlap: bool = False
     gather_depth: int = 0
+    reduce_depth: int = 1
     reshard: bool = True
     shard_ranks: int | None = None
     secondary_ranks: int | None = None
@@ -191,6 +192,7 @@ def _plan(configuration: Configuration):
         units=units,
         overlap=configuration.overlap,
         gather_depth=configuration.gather_depth,
+        reduce_depth=configuration.reduce_depth,
         shard_ranks=configuration.shard_ranks,
         secondary_ranks=configuration.secondary_ranks,
         update_in_backward=configuration.update_in_backward,
@@ -228,11 +230,13 @@ def configurations(draw: st.DrawFn, num_ranks: int) -> Configuration:
     stages = tuple(draw(st.lists(st.integers(0, 3), min_size=1, max_size=5)))
     early = max(stages) >= 2 and draw(st.booleans())
     groups = draw(st.sampled_from(["", "shard", "secondary"])) if num_ranks == 4 else ""
+    overlap = draw(st.booleans())
     configuration = Configuration(
         training=training,
         stages=stages,
-        overlap=draw(st.booleans()),
+        overlap=overlap,
         gather_depth=draw(st.integers(0, 2)),
+        reduce_depth=draw(st.integers(1, 3)) if overlap and max(stages) >= 2 else 1,
         reshard=draw(st.booleans()),
         shard_ranks=2 if groups == "shard" else None,
         secondary_ranks=2 if groups == "secondary" and 3 in stages else None,

@@ -11,7 +11,7 @@ from memadvisor.engines.sharding import arrivals
 from memadvisor.engines.sharding import gathers as gathers_module
 from memadvisor.engines.sharding.early_updates import EarlyUpdates
 from memadvisor.engines.sharding.gathers import Gathers
-from memadvisor.engines.sharding.reductions import Reductions
+from memadvisor.engines.sharding.scatterings import Scatterings
 from tests.engines.virtual_lane import OrderError, World
 from tests.engines.virtual_ranks import AloneWire, Case, draw_case, train_alone
 
@@ -139,14 +139,14 @@ def _use_what_is_arriving(monkeypatch):
 
 
 def _keep_a_sum_that_is_not_over(monkeypatch):
-    original = Reductions._end_scattering
+    original = Scatterings._end_oldest
 
     def end(self):
-        for flat in self._backward.scattering:
+        for flat in next(iter(self._under_way.values())):
             flat.scattering = _Done(flat.own_slice(flat.grad))
         original(self)
 
-    monkeypatch.setattr(Reductions, "_end_scattering", end)
+    monkeypatch.setattr(Scatterings, "_end_oldest", end)
 
 
 def _update_by_a_sum_that_is_not_over(monkeypatch):

@@ -110,6 +110,8 @@ def draw_case(seed: int) -> Case:
     together = Algorithm(operation="reduce_scatter", min_bytes=draw.choice([0, 256]), name="together")
     algorithms = draw.choice([(), (together,)])
     plan = replace(plan, precision=precision, compression=compression, algorithms=algorithms)
+    if overlap and max(unit.zero_stage for unit in units) >= 2:
+        plan = replace(plan, reduce_depth=draw.randint(1, 3))
     return replace(case, plan=plan)
 
 

@@ -180,6 +180,7 @@ READ = {
             "why",
             "overlap",
             "gather_depth",
+            "reduce_depth",
             "precision",
             "shard_ranks",
             "secondary_ranks",

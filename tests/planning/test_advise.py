@@ -15,6 +15,7 @@ from memadvisor.hardware.load import named_hardware
 from memadvisor.plan import fingerprint
 from memadvisor.plan_file import plan_from_json, plan_to_json
 from memadvisor.planning.advise import advise
+from memadvisor.planning.arrangement import Arrangement
 from memadvisor.planning.lossy import lossy_alternatives, with_coded_states
 from memadvisor.planning.plays import Plays
 from memadvisor.planning.reasons import explain
@@ -210,6 +211,36 @@ def test_of_two_plans_that_fit_the_one_that_overlaps_is_kept():
     assert {ranked.plan.zero_stage: ranked.plan.overlap for ranked in plans} == {
         0: False, 1: True, 2: True, 3: True
     }  # fmt: skip
+
+
+def test_more_reductions_are_under_way_where_that_is_clearly_faster():
+    """One block's backward is longer than its reduction, and the others' are shorter."""
+    run = make_run(num_blocks=4)
+    step = captured_step(run)
+    segments = tuple(
+        dataclasses.replace(segment, duration_s=0.06 if segment.unit == "blocks.1" else segment.duration_s)
+        for segment in step.segments
+    )
+    uneven = dataclasses.replace(step, segments=segments)
+
+    def curves(reduce_s):
+        return [
+            CollectiveCurve(operation=name, num_ranks=2, sizes_bytes=(10**6,), durations_s=(reduce_s,))
+            for name in ("all_reduce", "all_gather", "reduce_scatter")
+        ]
+
+    def of_stage_2(step, reduce_s, budget_bytes):
+        plays = Plays(run, times_from_curves(curves(reduce_s), 2, "a test"), 2, budget_bytes)
+        return next(ranked for ranked in Search(plays).plans(step) if ranked.plan.zero_stage == 2)
+
+    deep, quick = (of_stage_2(uneven, reduce_s, 2**40) for reduce_s in (0.03, 1e-6))
+    arrangement = Arrangement(deep.plan.units, 1, deep.plan.gather_depth)
+    plays = Plays(run, times_from_curves(curves(0.03), 2, "a test"), 2, 2**40)
+    one = plays.play(uneven, arrangement)
+
+    assert (deep.plan.reduce_depth, quick.plan.reduce_depth) == (2, 1)
+    assert deep.prediction.step_time_s < 0.99 * one.step_time_s
+    assert "reductions up to 2 units behind" in explain(deep.plan, deep.prediction, None, 2**40)
 
 
 def test_groups_of_ranks_share_where_memory_allows_and_collectives_are_faster_for_it():

@@ -39,7 +39,8 @@ def evaluator(step, times):
             made = plan(
                 ranks=2,
                 units=arrangement.units,
-                overlap=arrangement.overlap,
+                overlap=arrangement.behind > 0,
+                reduce_depth=arrangement.reduce_depth,
                 depth=arrangement.gather_depth,
             )
             played = simulate(step, write_schedule(made, step.units), times)

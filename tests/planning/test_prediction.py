@@ -198,6 +198,32 @@ def second_copies_otherwise(directory, plain_run):
     return far_peaks(predicted.peak.total_bytes, applied, 1e-3)
 
 
+def test_what_reductions_under_way_hold_is_what_the_simulator_said(tmp_path):
+    """Of so small a batch that the backward, in which several units' gradients are on their way, is the fullest moment."""
+    some_try(tmp_path, reductions_under_way_otherwise)
+
+
+def reductions_under_way_otherwise(directory):
+    size = ["--layers", "4", "--dim", "64", "--heads", "4", "--seq", "8", "--micro-batch", "1", *SIZE[-2:]]
+    step = captured_step(memadvisor("profile", directory / "plain", size=size))
+    units = tuple(UnitPlan(name=unit.name, zero_stage=2, recompute=False) for unit in step.units)
+    faults = []
+    peaks = []
+    for depth in (1, 3):
+        plan = make_plan(2, 2, "chosen", units, overlap=True, gather_depth=1, reduce_depth=depth)
+        save_plan(plan, directory / f"{depth}.json")
+        applied = memadvisor(
+            "run", directory / str(depth), "--plan", str(directory / f"{depth}.json"), size=size
+        )
+        predicted = simulate(step, write_schedule(applied.plan, step.units), TIMES)
+        peaks.append(predicted.peak.total_bytes)
+        faults += far_peaks(predicted.peak.total_bytes, applied, 1e-3)
+        assert {sent_bytes(rank) for rank in applied.ranks} == {predicted.sent_bytes}
+
+    assert peaks[1] > peaks[0]
+    return faults
+
+
 def test_what_gradients_that_share_a_message_hold_is_what_the_simulator_said(tmp_path):
     """Of so small a batch that the end of the backward, where a copy of all gradients is there, is the fullest moment."""
     some_try(tmp_path, shared_messages_otherwise)

@@ -12,13 +12,14 @@ from typing import Protocol
 import torch
 
 from memadvisor.engines.collectives.joint_means import begin_joint_means
-from memadvisor.engines.lanes.lanes import Chain, Ticket
+from memadvisor.engines.lanes.lanes import Ticket
 from memadvisor.engines.sharding.dropped import is_ours, let_go_of_dropped
 from memadvisor.engines.sharding.early_updates import EarlyUpdates
 from memadvisor.engines.sharding.feedback import Feedback
-from memadvisor.engines.sharding.flat import Flat, Slot, UnitState
+from memadvisor.engines.sharding.flat import Slot, UnitState
 from memadvisor.engines.sharding.gradient_hooks import GradientHooks, check_hooked
 from memadvisor.engines.sharding.local_steps import LocalSteps
+from memadvisor.engines.sharding.scatterings import Scatterings
 from memadvisor.engines.sharding.sharded_model import ShardedModel
 from memadvisor.errors import PlanError
 from memadvisor.schedule import Action, Ranks
@@ -39,7 +40,6 @@ class _Backward:
     done: list[str] = field(default_factory=list)
     num_reduced: int = 0
     in_flight: list[Ticket] = field(default_factory=list)  # means, until the end of the backward
-    scattering: list[Flat] = field(default_factory=list)  # of the unit that was reduced last
     merging: dict[tuple[str, ...], list[UnitState]] = field(
         default_factory=dict
     )  # whose turn has come, by message
@@ -64,6 +64,7 @@ class Reductions:
         self._wire = sharded.wire
         self.feedback = Feedback(sharded.wire, sharded.schedule.compression)
         self.local_steps = LocalSteps(sharded)
+        self._scatterings = Scatterings(sharded)
         self._gradient_hooks = GradientHooks(sharded.units.values(), self)
         self._order = [unit.name for unit in reversed(self._units.values()) if unit.trainable]
         self._order_known = False
@@ -96,8 +97,7 @@ class Reductions:
     def begin(self) -> None:
         self.let_go()
         self._gradient_hooks.come_last()
-        for flat in self._backward.scattering:  # of a backward that an exception ended
-            flat.scattering = flat.grad = None
+        self._scatterings.abandon()
         self._backward = _Backward()
         for unit in self._units.values():
             unit.has_come = False
@@ -144,7 +144,7 @@ class Reductions:
         for transfer in self._backward.in_flight:
             transfer.wait()  # in their order: of those that fail, the first is the cause
         self._backward.in_flight.clear()
-        self._end_scattering()
+        self._scatterings.end()
         if self._sharded.is_alone:
             pass  # as without a plan: what got no gradient has none
         elif self._sharded.any_order and (self._sync or self._sharded.num_shared_stages >= 2):
@@ -282,9 +282,9 @@ class Reductions:
     def reduce(self, unit: UnitState, action: Action) -> None:
         with torch.no_grad():
             if action.ranks is Ranks.ACROSS:
-                self._sum_across(action)
+                self._scatterings.sum_across(action)
                 return
-            self._end_scattering()
+            self._scatterings.make_room()
             if action.units:
                 self._merge(unit, action.units)
                 return
@@ -292,7 +292,7 @@ class Reductions:
                 if flat.grad is None:
                     continue
                 if action.shard:
-                    self._scatter(flat, flat.grad, action)
+                    self._scatterings.begin(flat, flat.grad, action)
                 elif self._sync:
                     self._sharded.remember("all_reduce", flat)
                     transfer = self.feedback.begin_mean(flat, flat.grad)
@@ -313,54 +313,6 @@ class Reductions:
                 self._sharded.remember("all_reduce", flat)
                 grads.append(flat.grad)
         self._backward.in_flight += begin_joint_means(self._wire, grads, ", ".join(names))
-
-    def _scatter(self, flat: Flat, grad: torch.Tensor, action: Action) -> None:
-        self._sharded.remember("reduce_scatter", flat)
-        if action.overlaps:
-            flat.scattering = self._sharded.transfers.begin_reduce_scatter(flat, grad)
-            self._backward.scattering.append(flat)
-            return
-        own = self._sharded.transfers.reduce_scatter(flat, grad)
-        if self._wire.across is None:
-            self._keep_shard(flat, own)
-        else:
-            flat.scattering = Chain([], own)
-            self._backward.scattering.append(flat)
-
-    def _sum_across(self, action: Action) -> None:
-        """Sum over the groups what the reduction inside, just before, leaves of the same unit."""
-        for flat in self._backward.scattering:
-            if not isinstance(flat.scattering, Chain):
-                continue
-            if action.overlaps:
-                flat.scattering = self._wire.begin_sum_across(flat.scattering, flat.unit)
-            else:
-                self._wire.sum_across(flat.scattering.result, flat.unit)
-        if not action.overlaps:
-            self._end_scattering()
-
-    def _end_scattering(self) -> None:
-        """Wait for the reductions of the unit before; at most one unit's are under way at a time."""
-        with torch.no_grad():
-            for flat in self._backward.scattering:
-                if flat.scattering is not None and flat.grad is not None:
-                    own, flat.scattering = flat.scattering.wait(), None
-                    self._keep_shard(flat, own)
-        self._backward.scattering.clear()
-
-    def _keep_shard(self, flat: Flat, own: torch.Tensor) -> None:
-        """Take the sum over, in the optimizer's dtype, in which micro-batches are added up."""
-        grad, flat.grad = flat.grad, None
-        if flat.page is not None:
-            return  # it lies elsewhere
-        # A slice of the full buffer would keep all of it alive.
-        shares = grad is not None and own.untyped_storage()._cdata == grad.untyped_storage()._cdata
-        del grad
-        if flat.grad_shard is None:
-            flat.grad_shard = own.clone() if shares and own.dtype == flat.dtype else own.to(flat.dtype)
-            self._sharded.label(flat.grad_shard, "gradient", flat.unit)
-        else:
-            flat.grad_shard.add_(own)
 
     def step_begins(self) -> None:
         """All ranks have met for an optimizer step on sharded gradients or states."""
