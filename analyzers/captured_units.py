@@ -26,7 +26,7 @@ def captured_model(run: Run, step: CapturedStep) -> CapturedModel:
     """`step` is the run's own (segments.captured_step). Raises UsageError where samples were not recorded, the script shards
     its model itself, or no unit ran.
     """
-    rank = next(rank for rank in run.ranks if rank.process.rank == step.rank)
+    rank = run.rank(step.rank)
     if step.shard_groups:
         raise UsageError(
             "The script shards its model itself, with FSDP2, and layouts are worked out from a plain run.",

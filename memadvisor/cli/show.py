@@ -167,7 +167,7 @@ def _labelled(label: str, *pieces: str | tuple[str, str]) -> Labelled:
 def _short_peak(analysis: Analysis) -> Labelled:
     rank = analysis.largest_rank
     if rank.peak is None:
-        known = summary_memory.without_breakdown(rank, summary.record_of(rank, analysis))
+        known = summary_memory.without_breakdown(rank, analysis.run.rank(rank.rank))
         return _labelled("peak", known)
     parts = summary_memory.peak_parts(rank.peak)
     largest = [

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from memadvisor.analyzers.analysis import Analysis, RankAnalysis
+from memadvisor.analyzers.analysis import Analysis
 from memadvisor.analyzers.comparison import Compared
 from memadvisor.cli.summary_allocator import allocator
 from memadvisor.cli.summary_arithmetic import operators, roofline, utilization
@@ -21,7 +21,6 @@ from memadvisor.cli.summary_script import script_changes
 from memadvisor.cli.summary_time import communication, ranks, step_time, units
 from memadvisor.cli.tables import heading, table
 from memadvisor.report.words import clock_time, steps_in_words, unfinished_in_words
-from memadvisor.run.run import RankRun
 from memadvisor.tui.text import number, paragraph, words
 from memadvisor.units import format_bytes, format_change, format_seconds
 
@@ -31,7 +30,7 @@ MAX_NAMED = 16
 def sections(analysis: Analysis, width: int, *, has_color: bool, convention: str) -> Iterator[RenderableType]:
     """All sections, in the order in which a reader asks; details are of the rank with the highest peak."""
     rank = analysis.largest_rank
-    recorded = record_of(rank, analysis)
+    recorded = analysis.run.rank(rank.rank)
     yield header(analysis)
     yield from trouble(analysis)
     yield from out_of_memory(analysis, width)
@@ -64,10 +63,6 @@ def larger(analysis: Analysis) -> Iterator[RenderableType]:
     """Where the peak is not that of the largest step."""
     if analysis.larger_steps is not None:
         yield paragraph(("larger steps ", "bold yellow"), analysis.larger_steps.in_words)
-
-
-def record_of(rank: RankAnalysis, analysis: Analysis) -> RankRun:
-    return next(r for r in analysis.run.ranks if r.process.rank == rank.rank)
 
 
 def header(analysis: Analysis) -> RenderableType:

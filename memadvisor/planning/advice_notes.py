@@ -63,7 +63,7 @@ def size_notes(run: Run) -> Iterator[str]:
 
 def _time_notes(run: Run, plain: CapturedStep) -> Iterator[str]:
     """Predicted times are made of measured ones."""
-    time = next((step_time(rank) for rank in run.ranks if rank.process.rank == plain.rank), None)
+    time = step_time(run.rank(plain.rank))
     if time is not None and time.unsteady is not None:
         yield (
             f"All step times rest on that of {time.unsteady}: no step was steady. They may be far too long; profile the script "
@@ -84,7 +84,7 @@ def _unit_notes(run: Run, plain: CapturedStep, num_ranks: int) -> Iterator[str]:
             "parameters without calling the modules that hold them, or calls these by other methods than `forward` (a flow's "
             "inverse), there is no call that could be repeated."
         )
-    rank = next(rank for rank in run.ranks if rank.process.rank == plain.rank)
+    rank = run.rank(plain.rank)
     blocks = {unit.name for unit in plain.units if unit.is_block} & units_that_ran(plain)
     own = [module.name for module in rank.modules if module.is_own_forward and module.name in blocks]
     if own:
@@ -97,7 +97,7 @@ def _unit_notes(run: Run, plain: CapturedStep, num_ranks: int) -> Iterator[str]:
 
 def _derivative_notes(run: Run, plain: CapturedStep) -> Iterator[str]:
     """Why units are not recomputed that autograd goes through for a derivative and for the loss, and what is left to do."""
-    rank = next(rank for rank in run.ranks if rank.process.rank == plain.rank)
+    rank = run.rank(plain.rank)
     units = [unit for unit in units_differentiated(rank) if unit not in plain.recomputable]
     if not units:
         return
@@ -131,7 +131,7 @@ def _checkpoints_text(rank: RankRun) -> str:
 
 def _checkpoint_notes(run: Run, plain: CapturedStep, budget_bytes: int) -> Iterator[str]:
     """What checkpoints of the script's own cost, and whether it needs them."""
-    own = next((own_checkpoints(rank) for rank in run.ranks if rank.process.rank == plain.rank), None)
+    own = own_checkpoints(run.rank(plain.rank))
     if own is None or not own.units:
         return
     more = f" and {len(own.units) - 1} more" if len(own.units) > 1 else ""

@@ -191,9 +191,7 @@ def _script_changes(
     run: Run, plain: CapturedStep, hardware: Hardware | None, done: Collection[str]
 ) -> tuple[ScriptChange, ...]:
     """All but those kinds that are done by the plans."""
-    rank = next((rank for rank in run.ranks if rank.process.rank == plain.rank), None)
-    if rank is None:
-        return ()
+    rank = run.rank(plain.rank)
     found = changes_of(run, rank, hardware or named_hardware(rank.process.device_name))
     return tuple(change for change in found if change.kind not in done)
 

@@ -173,7 +173,7 @@ def _notes(
     yield "Tensor, context and expert parallelism need a described model: `memadvisor estimate --model`."
     if is_host(cluster.accelerator):
         yield f"The {cluster.per_node} ranks share one machine; each is taken to have as many cores as the recorded one."
-    own = next((own_checkpoints(rank) for rank in run.ranks if rank.process.rank == step.rank), None)
+    own = own_checkpoints(run.rank(step.rank))
     if own is not None:
         yield f"The script itself recomputes, {format_seconds(own.again_s)} of the recorded step; that stays."
     if step.num_micro_batches > 1:

@@ -10,7 +10,7 @@ def keeps_parameters(run: Run, step: CapturedStep) -> bool:
     """Whether `run` refuses stage 3. The script's own FSDP2 goes around what is compiled."""
     if step.shard_groups:
         return False
-    rank = next(rank for rank in run.ranks if rank.process.rank == step.rank)
+    rank = run.rank(step.rank)
     return no_unit_ran(step) or any(module.type_name == "OptimizedModule" for module in rank.modules)
 
 

@@ -164,6 +164,13 @@ class Run:
         steps = f", {_steps_text(self.ranks[0])}" if self.ranks else ""
         return f"<run {self.path}: {self.manifest.script}, {many}{steps}>"
 
+    def rank(self, number: int) -> RankRun:
+        """What one rank has recorded. Raises KeyError for one that is missing."""
+        for rank in self.ranks:
+            if rank.process.rank == number:
+                return rank
+        raise KeyError(f"rank {number} is not in the run")
+
     @property
     def traced_step(self) -> Step | None:
         """That of the first rank that has one."""
