@@ -39,13 +39,27 @@ class Experts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
-    """Keys and values go through `kv_rank` columns, queries through `q_rank` (None: straight)."""
+    """Keys and values go through `kv_rank` columns, queries through `q_rank` (None: straight).
+
+    `index_heads` heads of `index_head_dim` columns, out of the queries' ranks, score one key of each token, and attention
+    sees the best keys alone (DeepSeek-AI 2025, DeepSeek-V3.2, section 2.1; how many is the architecture's `window`).
+    """
 
     kv_rank: int
     q_rank: int | None
     rope_head_dim: int
     nope_head_dim: int
     value_head_dim: int
+    index_heads: int = 0
+    index_head_dim: int = 0
+
+    def index_parameters(self, hidden: int) -> int:
+        """Of what scores keys: queries, the key with its norm, and a weight of each head."""
+        columns = self.index_heads * self.index_head_dim
+        if not columns:
+            return 0
+        key = hidden * self.index_head_dim + 2 * self.index_head_dim
+        return (self.q_rank or hidden) * columns + key + hidden * self.index_heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +133,8 @@ class Architecture:
     `causal` is False for encoders. `biases`: all linear layers of a block have them; `qkv_biases`, `output_bias`,
     `mlp_biases`: those alone (of latent attention the first products do). `qk_norm`: parameters of a layer's norms over queries and keys. `attention_sinks`: each head
     has a number that takes part in its softmax. `embedding_norm`: a norm over the embedded tokens. `head_bias`: the output
-    projection has one. `code`: how Hugging Face's class of it is written, None where it is as most with such norms are.
+    projection has one. `head_layer`: so does a product as wide as the stream before it, and a norm (BERT). `key_bias` is False
+    where keys alone lack theirs (Whisper). `code`: how Hugging Face's class of it is written, None where it is as most with such norms are.
 
     `encoder_layers`: so many of `n_layers`, the first ones, are an encoder's, whose result every layer behind them attends
     to besides (cross attention, with a norm of its own); tables of positions, the norm of the embedding and the last norm
@@ -132,7 +147,9 @@ class Architecture:
     `window`: how many tokens before its own a token of most layers sees, itself among them, 0 for all; of such a model each
     `full_every`th layer sees all (0: none).
 
-    `tower`: of images, counted with the embedding. `left_out`: what else config.json has and is not counted, in words.
+    `around`, `beside`: parameters around the layers, counted with the embedding, and of each layer, that nothing else here
+    tells: kinds of tokens, convolutions before an encoder, norms inside of blocks. `tower`: of images, counted with the
+    embedding. `left_out`: what else config.json has and is not counted, in words.
     """
 
     name: str
@@ -157,6 +174,10 @@ class Architecture:
     attention_sinks: bool = False
     embedding_norm: bool = False
     head_bias: bool = False
+    head_layer: bool = False
+    key_bias: bool = True
+    around: int = 0
+    beside: int = 0
     experts: Experts | None = None
     latent: LatentAttention | None = None
     code: ReferenceCode | None = None
@@ -195,10 +216,12 @@ class Architecture:
             expanded = latent.kv_rank * self.n_heads * (latent.nope_head_dim + latent.value_head_dim)
             down = (latent.q_rank or 0) + latent.kv_rank + latent.rope_head_dim
             biases = down * self.qkv_biases + self.hidden * self.output_bias
+            biases += latent.index_parameters(self.hidden)
             return queries + keys + expanded + biases + self.n_heads * latent.value_head_dim * self.hidden
         queries_columns = self.n_heads * self.head_dim
         columns = queries_columns * (2 if self.attention_gate else 1) + 2 * self.n_kv_heads * self.head_dim
         biases = columns if self.biases or self.qkv_biases else 0
+        biases -= self.n_kv_heads * self.head_dim if biases and not self.key_bias else 0
         biases += self.hidden if self.biases or self.output_bias else 0
         sinks = self.n_heads if self.attention_sinks else 0
         return self.hidden * columns + queries_columns * self.hidden + biases + self.qk_norm + sinks
@@ -275,7 +298,7 @@ class Architecture:
 
     def shared_layer_parameters(self, layer: int) -> int:
         """What every rank of an expert-parallel group holds of one layer: all of it but the experts."""
-        count = self.num_norms(layer) * self.norm_parameters()
+        count = self.num_norms(layer) * self.norm_parameters() + self.beside
         if self.has_attention(layer):
             count += self.attention_parameters() * (2 if self.has_cross_attention(layer) else 1)
         if self.recurrence is not None and self.has_recurrence(layer):
@@ -306,10 +329,18 @@ class Architecture:
         return 0 if self.tower is None or self.tower.is_trained else self.tower.num_parameters()
 
     def embedding_parameters(self) -> int:
-        """The table of tokens, for each stack that of positions and the norm over what they give, and the tower of images."""
+        """The table of tokens, for each stack that of positions and the norm over what they give, the tower of images, and the
+        head's own layer."""
         norm = self.norm_parameters() if self.embedding_norm else 0
         positions = self.positions * self.hidden + self.relative_buckets * self.n_heads
-        return self.vocab * self.hidden + self.num_stacks * (positions + norm) + self.tower_parameters()
+        others = self.tower_parameters() + self.around + self.head_layer_parameters()
+        return self.vocab * self.hidden + self.num_stacks * (positions + norm) + others
+
+    def head_layer_parameters(self) -> int:
+        """The product before the output projection, its bias and its norm."""
+        if not self.head_layer:
+            return 0
+        return self.hidden * (self.hidden + self.biases) + self.norm_parameters()
 
     def head_parameters(self) -> int:
         """The output projection; as large as the table of tokens, of which it is the same tensor when tied."""

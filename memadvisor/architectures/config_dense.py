@@ -125,8 +125,14 @@ def _arcee(config: Config, name: str) -> Architecture:
 
 
 def _apertus(config: Config, name: str) -> Architecture:
-    """Without the two numbers of each layer's activation function."""
-    return dataclasses.replace(qwen3(config, name), gated_mlp=False)
+    """Two numbers of each layer are its activation function's."""
+    return dataclasses.replace(qwen3(config, name), gated_mlp=False, beside=2)
+
+
+def _bitnet(config: Config, name: str) -> Architecture:
+    """Norms before the last product of attention and of the feed-forward block; matrices are trained in 16 bits."""
+    found = llama(config, name)
+    return dataclasses.replace(found, beside=found.n_heads * found.head_dim + found.ffn)
 
 
 def _nemotron(config: Config, name: str) -> Architecture:
@@ -236,6 +242,7 @@ DENSE_READERS: dict[str, Callable[[Config, str], Architecture]] = {
     "apertus": _apertus,
     "arcee": _arcee,
     "biogpt": _biogpt,
+    "bitnet": _bitnet,
     "bloom": _bloom,
     "codegen": _gptj,
     "cohere": _cohere,
@@ -285,4 +292,5 @@ DENSE_READERS: dict[str, Callable[[Config, str], Architecture]] = {
     "stablelm": _stablelm,
     "starcoder2": _starcoder2,
     "vaultgemma": _gemma,
+    "xglm": plain,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from memadvisor.architecture import Architecture, Experts
 from memadvisor.architectures.config_dense import olmo2, qwen2, qwen3
@@ -192,6 +192,43 @@ def _granite_swa(config: Config, name: str) -> Architecture:
     return dataclasses.replace(_granite(config, name), attention_sinks=True)
 
 
+def _dbrx(config: Config, name: str) -> Architecture:
+    """Norms without biases; its attention and its experts are described in tables inside."""
+    attention, experts = (_inner(config, key) for key in ("attn_config", "ffn_config"))
+    found = base(
+        {**config, "num_key_value_heads": attention.get("kv_n_heads", 1), "ffn_dim": experts.get("ffn_hidden_size", 3584)},
+        name,
+        gated=True,
+        tied=False,
+    )  # fmt: skip
+    words = {
+        "num_experts": experts.get("moe_num_experts", 4),
+        "num_experts_per_tok": experts.get("moe_top_k", 1),
+    }
+    return dataclasses.replace(found, experts=_experts(words, found.ffn))
+
+
+def _inner(config: Config, key: str) -> Config:
+    value = config.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _aria(config: Config, name: str) -> Architecture:
+    found = llama(config, name)
+    words = {
+        "num_experts": config.get("moe_num_experts", 8),
+        "num_experts_per_tok": config.get("moe_topk", 2),
+    }
+    shared = found.ffn * whole(config, "moe_num_shared_experts", default=2, least=0)
+    return dataclasses.replace(
+        found, experts=dataclasses.replace(_experts(words, found.ffn), shared_ffn=shared)
+    )
+
+
+def _sarvam(config: Config, name: str) -> Architecture:
+    return _exaone_moe({"first_k_dense_replace": 1, "head_dim": 64, **config}, name)
+
+
 def _dots1(config: Config, name: str) -> Architecture:
     return dataclasses.replace(qwen3(config, name), experts=deepseek_experts(config))
 
@@ -231,6 +268,8 @@ def _llama4(config: Config, name: str) -> Architecture:
 
 EXPERT_READERS: dict[str, Callable[[Config, str], Architecture]] = {
     "afmoe": _afmoe,
+    "aria_text": _aria,
+    "dbrx": _dbrx,
     "dots1": _dots1,
     "ernie4_5_moe": _ernie_moe,
     "exaone_moe": _exaone_moe,
@@ -250,5 +289,6 @@ EXPERT_READERS: dict[str, Callable[[Config, str], Architecture]] = {
     "phimoe": _phimoe,
     "qwen2_moe": _qwen2_moe,
     "qwen3_moe": _qwen3_moe,
+    "sarvam_moe": _sarvam,
     "solar_open": _solar_open,
 }

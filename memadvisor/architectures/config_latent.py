@@ -43,10 +43,23 @@ def _one_dense(config: Config, name: str) -> Architecture:
     return dataclasses.replace(latent_dense(config, name), experts=experts)
 
 
+def _sparse(config: Config, name: str) -> Architecture:
+    """Each layer has an indexer, whose best keys are all that its attention sees."""
+    if any(kind != "full" for kind in config.get("indexer_types") or []):
+        raise UsageError("layers that use another layer's indexer (indexer_types) are not known.")
+    found = _one_dense({"first_k_dense_replace": 3, "q_lora_rank": 1536, **config}, name)
+    heads = whole(config, "index_n_heads", default=64)
+    width = whole(config, "index_head_dim", default=128)
+    latent = found.latent and dataclasses.replace(found.latent, index_heads=heads, index_head_dim=width)
+    return dataclasses.replace(found, latent=latent, window=whole(config, "index_topk", default=2048))
+
+
 LATENT_READERS: dict[str, Callable[[Config, str], Architecture]] = {
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
+    "deepseek_v32": _sparse,
     "glm4_moe_lite": _one_dense,
+    "glm_moe_dsa": _sparse,
     "minicpm3": _tied,
     "mistral4": _deepseek,
     "sarvam_mla": _deepseek,

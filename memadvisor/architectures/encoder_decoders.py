@@ -15,6 +15,12 @@ from memadvisor.errors import UsageError
 
 # BART's family: one kernel a norm, a softmax in 16 bits, dropout behind each block alone, the loss over 16-bit logits.
 _BART_CODE = ReferenceCode(fp32_softmax=False, residual_dropout=True, logit_bytes=6.0)
+# Of the kinds of its family: which have a norm over the embedding, one behind each stack, two rows of a table of positions
+# that no position has, and no parameters for positions at all.
+_EMBEDDING_NORMS = ("bart", "mbart", "mvp", "plbart", "blenderbot-small")
+_FINAL_NORMS = ("blenderbot", "m2m_100", "mbart", "pegasus", "whisper")
+_TWO_ROWS_MORE = ("bart", "mbart", "mvp", "plbart")
+_COMPUTED_POSITIONS = ("m2m_100",)
 
 
 def _t5_code(*, is_gated: bool, drops: bool = True) -> ReferenceCode:
@@ -66,8 +72,8 @@ def _bart(name: str, layers: tuple[int, int], hidden: int, heads: int, ffn: int,
         positions=positions,
         biases=True,
         norm_vectors=2,
-        embedding_norm=kind != "blenderbot",
-        final_norm=kind in ("blenderbot", "mbart"),
+        embedding_norm=kind in _EMBEDDING_NORMS,
+        final_norm=kind in _FINAL_NORMS,
         code=_BART_CODE,
     )
 
@@ -103,7 +109,7 @@ ENCODER_DECODERS = (
 
 
 def read_t5(config: Config, name: str) -> Architecture:
-    """T5, T5 1.1, mT5 and Flan-T5. Raises UsageError for an activation in a form that is not known."""
+    """T5, T5 1.1, mT5, Flan-T5 and uMT5, each of whose layers has positions of its own. Raises UsageError for an activation in a form that is not known."""
     activation = str(config.get("feed_forward_proj", "relu"))
     gated = activation.startswith("gated-")
     stack = whole(config, "num_layers")
@@ -111,6 +117,8 @@ def read_t5(config: Config, name: str) -> Architecture:
     heads = whole(config, "num_heads")
     drops = float(config.get("dropout_rate", 0.1)) > 0
     code = _t5_code(is_gated=gated, drops=drops)
+    kind = config.get("model_type")
+    buckets = whole(config, "relative_attention_num_buckets", default=32)
     if activation not in ("relu", "gated-gelu"):
         raise UsageError(
             f"feed_forward_proj {activation!r} of {name!r} is not known.", hint="it is relu or gated-gelu."
@@ -125,15 +133,16 @@ def read_t5(config: Config, name: str) -> Architecture:
         head_dim=whole(config, "d_kv", default=64),
         ffn=whole(config, "d_ff"),
         vocab=whole(config, "vocab_size"),
-        tied_embeddings=bool(config.get("tie_word_embeddings", config.get("model_type") == "t5")),
+        tied_embeddings=bool(config.get("tie_word_embeddings", kind in ("t5", "umt5"))),
         gated_mlp=gated,
-        relative_buckets=whole(config, "relative_attention_num_buckets", default=32),
+        relative_buckets=0 if kind == "umt5" else buckets,
+        beside=buckets * heads if kind == "umt5" else 0,
         code=code,
     )
 
 
 def read_bart(config: Config, name: str) -> Architecture:
-    """BART, mBART, Blenderbot. Raises UsageError where encoder and decoder are not as wide as each other."""
+    """BART and its kin. Raises UsageError where encoder and decoder are not as wide as each other."""
     kind = str(config.get("model_type"))
     if config.get("tie_word_embeddings") is False:
         raise UsageError(
@@ -144,8 +153,10 @@ def read_bart(config: Config, name: str) -> Architecture:
     if hidden % heads:
         raise UsageError(f"{heads} heads do not divide hidden {hidden} of {name!r}.")
     layers = whole(config, "encoder_layers"), whole(config, "decoder_layers")
-    offset = 2 if kind in ("bart", "mbart") else 0  # its table begins with two rows that no position has
-    positions = whole(config, "max_position_embeddings") + offset
+    positions = 0
+    if kind not in _COMPUTED_POSITIONS:
+        usual = whole(config, "max_target_positions", default=1024)
+        positions = whole(config, "max_position_embeddings", default=usual) + 2 * (kind in _TWO_ROWS_MORE)
     found = _bart(name, layers, hidden, heads, ffn, whole(config, "vocab_size"), positions, kind=kind)
     drops = {
         f"{of}_dropout": float(config.get(key, default)) > 0
@@ -157,6 +168,23 @@ def read_bart(config: Config, name: str) -> Architecture:
     }
     tensors = kept_by(str(config.get("activation_function", "gelu")))
     return replace(found, code=replace(_BART_CODE, activation_tensors=tensors, **drops))
+
+
+def _read_marian(config: Config, name: str) -> Architecture:
+    vocab = whole(config, "vocab_size")
+    shares = config.get("share_encoder_decoder_embeddings", True)
+    if not shares or whole(config, "decoder_vocab_size", default=vocab) != vocab:
+        raise UsageError(f"two tables of tokens of {name!r} (decoder_vocab_size) are not known.")
+    return read_bart(config, name)
+
+
+def _read_whisper(config: Config, name: str) -> Architecture:
+    """Its encoder sees two frames of 10 ms of sound as one token, out of two convolutions, whose products are not priced."""
+    found = read_bart({"max_target_positions": 448, **config}, name)
+    sounds = whole(config, "num_mel_bins", default=80)
+    convolutions = 3 * (sounds + found.hidden) * found.hidden + 2 * found.hidden
+    sources = whole(config, "max_source_positions", default=1500) - found.positions
+    return replace(found, key_bias=False, around=convolutions + sources * found.hidden)
 
 
 def _alike(config: Config, name: str, key: str) -> int:
@@ -172,7 +200,15 @@ def _alike(config: Config, name: str, key: str) -> int:
 ENCODER_DECODER_READERS: dict[str, Callable[[Config, str], Architecture]] = {
     "t5": read_t5,
     "mt5": read_t5,
+    "umt5": read_t5,
     "bart": read_bart,
-    "mbart": read_bart,
     "blenderbot": read_bart,
+    "blenderbot-small": read_bart,
+    "m2m_100": read_bart,
+    "marian": _read_marian,
+    "mbart": read_bart,
+    "mvp": read_bart,
+    "pegasus": read_bart,
+    "plbart": read_bart,
+    "whisper": _read_whisper,
 }

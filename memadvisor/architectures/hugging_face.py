@@ -30,6 +30,7 @@ _READERS = {
 }
 # The language models inside models of text and images, and classes that come with a checkpoint: read as those they are alike.
 _ALIKE = {
+    "apertus1p5_text": "apertus",
     "glm4v_text": "glm4",
     "glm4v_moe_text": "glm4_moe",
     "internlm2": "llama",
@@ -46,12 +47,27 @@ _ALIKE = {
     "qwen3_vl_moe_text": "qwen3_moe",
     "qwen3_vl_text": "qwen3",
 }
+# Models that have a language model's config inside, and are none.
+_OTHER_MODELS = (
+    "colpali",
+    "grounding-dino",
+    "mm-grounding-dino",
+    "pe_audio",
+    "pe_audio_video",
+    "pe_video",
+    "vision-text-dual-encoder",
+)
 
 
 def architecture_from_config(config: Config, name: str) -> Architecture:
     """The model that a config.json describes; of one of text and images the language model, with the tower before it where that
     is known. Raises UsageError for a type that is not known or a key that is missing.
     """
+    if config.get("model_type") in _OTHER_MODELS:
+        raise UsageError(
+            f"{name!r} is a {config['model_type']}, which is no language model.",
+            hint="write a TOML file of the shapes of its layers (docs/estimate.md).",
+        )
     try:
         return with_images(config, _language_model(text_of(config), name))
     except KeyError as error:

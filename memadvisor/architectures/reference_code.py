@@ -23,7 +23,10 @@ _ACTIVATION_TENSORS = {
 }
 # The activation that a class takes, or always has, where config.json names none.
 _ACTIVATIONS = {"gpt2": "gelu_new", "gptj": "gelu_new", "phi": "gelu_new", "opt": "relu"}
-_ENCODERS = ("bert", "camembert", "distilbert", "mpnet", "roberta", "xlm-roberta")
+_ENCODERS = (
+    "bert", "camembert", "data2vec-text", "distilbert", "electra", "ernie", "megatron-bert", "mpnet", "roberta",
+    "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl",
+)  # fmt: skip
 _DROPOUT_BY_DEFAULT = ("gpt2", "gpt_bigcode", "opt", "starcoder2", *_ENCODERS)
 _SCORE_DROPOUT_BY_DEFAULT = ("gpt2", "gpt_bigcode", *_ENCODERS)
 _PLAIN_SOFTMAX = ("gpt2", "gptj", "falcon", *_ENCODERS)

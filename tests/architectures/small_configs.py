@@ -192,6 +192,37 @@ MORE = {
     "bloom": {"intermediate_size": None},
     "t5": {"d_model": 64, "d_kv": 24, "d_ff": 112, "num_heads": 4, "num_layers": 2, "num_decoder_layers": 3},
     "mt5": {"d_model": 64, "d_kv": 16, "d_ff": 112, "num_heads": 4, "num_layers": 2},
+    "umt5": {
+        "d_model": 64,
+        "d_kv": 24,
+        "d_ff": 112,
+        "num_heads": 4,
+        "num_layers": 2,
+        "num_decoder_layers": 3,
+    },
+    "aria_text": {**GROUPED, "moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 2},
+    "bitnet": GROUPED,
+    "dbrx": {
+        **{"d_model": 64, "n_heads": 4, "n_layers": 3, "num_hidden_layers": None, "intermediate_size": None},
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 500000.0},
+        "ffn_config": {"ffn_hidden_size": 112, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    **{
+        kind: {**LATENT, "q_lora_rank": 24, "index_n_heads": 2, "index_head_dim": 12, "index_topk": 8}
+        for kind in ("deepseek_v32", "glm_moe_dsa")
+    },
+    "electra": {"embedding_size": 64},
+    "nomic_bert": {"head_dim": 16},
+    "sarvam_moe": {**WIDE_HEADS, "n_routed_experts": 4, **SPARSE},
+    "xglm": {"d_model": 64, "ffn_dim": 112, "num_layers": 3, "attention_heads": 4},
+    **dict.fromkeys(("blenderbot-small", "m2m_100", "mvp", "pegasus", "plbart"), STACKS),
+    "marian": {**STACKS, "decoder_vocab_size": 96},
+    "whisper": {
+        **STACKS,
+        "max_position_embeddings": None,
+        "max_source_positions": 24,
+        "max_target_positions": 16,
+    },
     "bart": STACKS,
     "mbart": STACKS,
     "blenderbot": STACKS,
@@ -240,6 +271,10 @@ VARIANTS = [
         for kind in ("gemma", "gemma2", "gemma3_text", "deepseek_v2", "deepseek_v3", "solar_open")
     ),
     ("gpt_bigcode", {"multi_query": False}),
+    ("ernie", {"use_task_id": True}),
+    ("bert", {"type_vocab_size": 3}),
+    ("umt5", {"tie_word_embeddings": False}),
+    ("glm_moe_dsa", {"attention_bias": True}),
     ("opt", {"enable_bias": False, "layer_norm_elementwise_affine": False, "_remove_final_layer_norm": True}),
     ("opt", {"ffn_dim": 80}),
     ("gpt2", {"n_inner": 80}),

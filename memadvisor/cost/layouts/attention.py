@@ -10,6 +10,7 @@ from memadvisor.cost.layouts.kernels import (
     stream_seconds,
     unaligned_matmul_seconds,
 )
+from memadvisor.cost.layouts.key_index import index_seconds
 from memadvisor.layout import TrainingStep
 
 # Bytes that pass of one score of two bytes where attention is not fused: softmax and dropout, forward and backward (each
@@ -58,6 +59,7 @@ def attention_seconds(
     sees_half = model.causal and layer >= model.encoder_layers  # an encoder's tokens see all others
     window = model.window_of(layer)
     forward_s, backward_s = _attention_core(model, step, device, length, length, sees_half, window)
+    forward_s += index_seconds(model, step, device)
     if crosses:
         across = _attention_core(model, step, device, length, step.seq_len, sees_half=False)
         forward_s, backward_s = forward_s + across[0], backward_s + across[1]

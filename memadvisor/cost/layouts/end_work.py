@@ -67,6 +67,8 @@ def head_work(model: Architecture, step: TrainingStep, device: Device, groups: G
     tokens = step.decoded_tokens
     whole = (tokens, float(model.vocab), float(model.hidden), 1.0)
     matmul = matmul_seconds(device, tokens, model.vocab / tp, model.hidden)
+    if model.head_layer:
+        matmul += matmul_seconds(device, tokens, model.hidden / tp, model.hidden)
     logits = tokens * model.vocab / (tp if step.software.loss_parallel else 1)
     wide = step.software.element_bytes / 2
     per_forward, per_backward = _logit_bytes(step)

@@ -10,6 +10,7 @@ from functools import lru_cache
 
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.adapters import active_adapter_parameters
+from memadvisor.cost.layouts.key_index import index_flops
 from memadvisor.cost.layouts.operators import repeated_flops
 from memadvisor.cost.layouts.recurrences import recurrence_flops
 from memadvisor.cost.layouts.vision_work import tower_flops
@@ -27,9 +28,9 @@ def forward_flops(model: Architecture, step: TrainingStep) -> float:
 
 @lru_cache(maxsize=256)
 def _parameters_of_products(model: Architecture) -> int:
-    embedding = model.embedding_parameters()
+    embedding = model.embedding_parameters() - model.head_layer_parameters()
     if model.tied_embeddings:  # the table of tokens is the head's matrix
-        embedding = model.positions * model.hidden + model.tower_parameters()
+        embedding = model.positions * model.hidden + model.tower_parameters() + model.around
     return model.active_parameters() - embedding
 
 
@@ -87,7 +88,9 @@ def _recurrence_flops(model: Architecture) -> float:
 def model_flops(model: Architecture, step: TrainingStep) -> float:
     """The forward and twice as much backward; once as much of frozen matrices, which have no gradients."""
     lora, tower = step.software.lora, model.tower
-    images = tower_flops(model, step) * (3.0 if tower is not None and tower.is_trained else 1.0)
+    images = index_flops(model, step) + tower_flops(model, step) * (
+        3.0 if tower is not None and tower.is_trained else 1.0
+    )
     if lora is None:
         return 3.0 * forward_flops(model, step) + images
     mixing = _attention_flops(model, step) + step.tokens * _recurrence_flops(model)

@@ -22,6 +22,7 @@ from memadvisor.cost.layouts.kernels import (
     row_casts_seconds,
     stream_seconds,
 )
+from memadvisor.cost.layouts.key_index import index_products
 from memadvisor.cost.layouts.layer_streams import (
     activation_bytes,
     more_backward_bytes,
@@ -291,6 +292,7 @@ def _products(
         if model.latent is not None:
             ranks = (model.latent.q_rank or 0) + model.latent.kv_rank + model.latent.rope_head_dim
             products.append((tokens, float(ranks), float(hidden), 1.0))
+            products += index_products(model, tokens)
         products.append((tokens, float(hidden), value / tp, 1.0))
     crosses = model.has_cross_attention(layer)
     if crosses:  # queries of the decoder's tokens, keys and values of the encoder's result

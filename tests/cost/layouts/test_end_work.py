@@ -7,7 +7,7 @@ import pytest
 from memadvisor.architectures.load import load_architecture
 from memadvisor.cost.layouts.coefficients import FITTED
 from memadvisor.cost.layouts.end_work import head_work
-from memadvisor.cost.layouts.kernels import device_of, stream_seconds
+from memadvisor.cost.layouts.kernels import device_of, matmul_seconds, stream_seconds
 from memadvisor.cost.layouts.layer_work import layer_groups
 from memadvisor.cost.layouts.links import group_of
 from memadvisor.layout import Layout, TrainingStep
@@ -19,10 +19,10 @@ CLUSTER = make_cluster(ranks=8)
 DEVICE = device_of(CLUSTER.accelerator, "bfloat16", FITTED)
 
 
-def head(software):
+def head(software, model=MODEL):
     step = TrainingStep(layout=Layout(micro_batch_size=4), seq_len=2048, software=software)
     groups = layer_groups(step.layout, lambda size, stride: group_of(CLUSTER, size, stride, FITTED), False)
-    return head_work(MODEL, step, DEVICE, groups)
+    return head_work(model, step, DEVICE, groups)
 
 
 def logits_of_bytes(each):
@@ -54,3 +54,12 @@ def test_a_fused_loss_has_no_parts():
 
     assert head(fused) == head(replace(fused, split_loss=False))
     assert not MODERN.software.split_loss
+
+
+def test_a_layer_before_the_output_projection_is_one_more_product():
+    """Forward, and twice backward; as wide as the stream (BERT's head)."""
+    own, plain = head(MODERN.software, replace(MODEL, head_layer=True)), head(MODERN.software)
+    product = matmul_seconds(DEVICE, 4 * 2048, MODEL.hidden, MODEL.hidden)
+
+    assert own.forward_s - plain.forward_s == pytest.approx(product)
+    assert own.backward_s - plain.backward_s == pytest.approx(2 * product)
