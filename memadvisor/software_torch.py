@@ -99,10 +99,12 @@ DDP = Preset(
         optimizer_bytes=8,
         fused_mlp=False,
         fused_rotary=False,
+        takes_views=True,
         autocast=True,
         bucket_copy_bytes=4,
         update_passes=80 / 28,
         updates_lists=True,
+        lets_gradients_go=True,
     ),
     meaning="DistributedDataParallel with autocast: fp32 parameters and gradients, 16 B a parameter; a copy in 16 bits of each "
     "matrix; gradients once more in the reducer's buckets, for gradient_as_bucket_view is off unless asked for; AdamW in torch's kernels "
@@ -122,10 +124,12 @@ APEX = Preset(
         fused_attention=False,
         fused_mlp=True,
         dropout=True,
+        takes_views=False,
         autocast=False,
         bucket_copy_bytes=2,
         update_passes=44 / 28,
         updates_lists=False,
+        lets_gradients_go=False,
     ),
     meaning="NVIDIA's examples of 2019 to 2023: the whole model in fp16 by apex's O2, softmax too, with a master copy and moments in fp32, 16 B a "
     "parameter; updates move 44 B of one where a bare kernel of Adam's moves 28, for gradients are made fp32 and their norm is taken before, and the master copy is cast behind; attention in separate operators, with dropout",

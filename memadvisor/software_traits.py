@@ -37,6 +37,9 @@ class Software:
     fused_rotary: bool = True
     # Without `fused_rotary`: keys and values are kept once, repeated for every query head, as are queries.
     repeats_keys: bool = False
+    # Without it: where nothing rotates them, queries, keys and values are kept once too, as views of their product, which
+    # torch's scaled_dot_product_attention takes.
+    takes_views: bool = False
     # Products of gradients add to what is accumulated.
     fused_accumulation: bool = False
     # Share of the collectives of tensor parallelism that goes on under products.
@@ -171,6 +174,9 @@ class Software:
     paged_bytes: float = 0.0
     # A gradient updates its parameter as soon as it is there, and is let go.
     updates_in_backward: bool = False
+    # The loop lets gradients go behind each update (torch's zero_grad, which sets them to None), so that a step's first backward
+    # finds none.
+    lets_gradients_go: bool = False
     # Sequences are packs of samples, and attention is that of each sample alone: how many tokens the sample of a token has, on
     # average over tokens; None where all tokens of a sequence see those before them.
     sample_len: int | None = None

@@ -12,6 +12,7 @@ from benchmarks.accuracy.blind_finetuning import FINETUNING, FIRST_FINETUNING
 from benchmarks.accuracy.blind_kinds import FIRST_KINDS, KINDS
 from benchmarks.accuracy.blind_layouts import FIRST_LAYOUTS, LAYOUTS
 from benchmarks.accuracy.blind_machines import FIRST_MACHINES, MACHINES
+from benchmarks.accuracy.blind_measured import FIRST_MEASURED, MEASURED
 from benchmarks.accuracy.blind_recipes import FIRST_RECIPES, RECIPES
 from benchmarks.accuracy.blind_suites import FIRST_SUITES, SUITES
 from benchmarks.accuracy.blind_trainers import FIRST_TRAINERS, TRAINERS
@@ -181,6 +182,7 @@ UNSEEN = (
     *LAYOUTS,
     *KINDS,
     *TWO_TRAINERS,
+    *MEASURED,
 )
 
 
@@ -244,6 +246,7 @@ def _blind(frames: Mapping[str, pd.DataFrame]) -> list[str]:
         | FIRST_LAYOUTS
         | FIRST_KINDS
         | FIRST_TWO_TRAINERS
+        | FIRST_MEASURED
     ).items():
         frame = frames[name]
         time, memory = (

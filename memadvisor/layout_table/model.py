@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from memadvisor.architecture import Architecture, Experts
+from memadvisor.architecture import Architecture, Experts, ReferenceCode
 from memadvisor.architectures.load import named_architecture
 from memadvisor.errors import UsageError
 from memadvisor.layout_table.cells import Cells
@@ -33,6 +33,14 @@ _OTHER_KINDS = re.compile(
 _WHOLE = ("n_heads", "n_kv_heads", "head_dim", "ffn", "vocab")
 _FLAGS = ("gated_mlp", "tied_embeddings", "biases", "causal")
 MEGATRON_VOCAB = 50257  # GPT-2's
+# Families whose class has a code of its own (ReferenceCode), each with a model of it.
+_CODES = {
+    "gpt2": "gpt2",
+    "opt": "opt-125m",
+    "bert": "bert-base",
+    "roberta": "roberta-base",
+    "esm2": "esm2-8m",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +225,16 @@ def _variant(shape: _Shape, gated: bool, tied: bool) -> Architecture:
         causal=shape.causal,
         experts=experts,
         encoder_layers=shape.encoder_layers,
+        code=_code_of(shape.name, gated),
     )
+
+
+def _code_of(name: str, gated: bool) -> ReferenceCode | None:
+    """How Hugging Face's class of that family is written: of a GPT-2 of another size too."""
+    word = re.sub(r"[^a-z0-9]", "", name.lower().rsplit("/", 1)[-1])
+    known = next((known for family, known in _CODES.items() if word.startswith(family)), None)
+    of_family = None if known is None or gated else named_architecture(known)
+    return None if of_family is None else of_family.code
 
 
 def usual_ffn(hidden: int, gated: bool) -> int:

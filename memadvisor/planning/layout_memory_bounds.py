@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from memadvisor.cost.layouts.adapters import adapter_parameters
 from memadvisor.cost.layouts.chance import chance_beyond, memory_sigma
-from memadvisor.cost.layouts.holding_code import resident_share
-from memadvisor.cost.layouts.memory import StageParameters, shards_masters
+from memadvisor.cost.layouts.holding_code import resident_share, shards_masters
+from memadvisor.cost.layouts.memory import StageParameters
 from memadvisor.layout import Layout
 from memadvisor.planning.layout_shares import Share, deal_shares, whole_model
 from memadvisor.planning.layout_space import Split, States
@@ -180,7 +180,9 @@ class MemoryBounds:
         part = shared / ranks + experts / np.maximum(1, ranks // split.expert)
         on_host = np.array([[held.offload_optimizer] for held in ways])
         optimizer_bytes = np.where(on_host, 0, sizes[2] * resident_share(software))
-        gradients_too = (on_host & (stage >= 2) & software.offload_gradients) | software.updates_in_backward
+        # Of a single microbatch gradients may come as activations go.
+        may_be_late = software.updates_in_backward or (software.lets_gradients_go and split.pipeline == 1)
+        gradients_too = (on_host & (stage >= 2) & software.offload_gradients) | may_be_late
         gradient_bytes = np.where(gradients_too, 0, sizes[1])
         found = np.zeros(part.shape)
         for size, sharded_from in (

@@ -227,3 +227,17 @@ def test_what_goes_on_under_computation_may_be_said():
     old = case_of(framework="Megatron-LM v2.5", overlap_grad_reduce="true").step.software
     assert old.overlap_reduce and not old.overlap_gather
     assert read_one(overlap_grad_reduce="sometimes").error is not None
+
+
+def test_a_gpt_2_of_another_size_is_written_as_gpt_2_is():
+    """Its GELU is written out in operators, whatever its shape; of a Llama by that name nothing is known."""
+    shape = {"n_layers": "8", "hidden": "768", "n_heads": "12", "ffn": "3072", "framework": "huggingface"}
+    assert case_of(model="gpt2", **shape).architecture.reference_code.activation_tensors == 4
+    assert case_of(model="gpt2", gated_mlp="true", **shape).architecture.code is None
+    assert case_of(model="mine", gated_mlp="false", **shape).architecture.code is None
+
+
+def test_gradients_stay_between_steps_of_before_torch_2():
+    assert case_of(framework="ddp", gpu="A100").step.software.lets_gradients_go
+    assert not case_of(framework="ddp", gpu="V100").step.software.lets_gradients_go
+    assert not case_of(framework="megatron-core", gpu="A100").step.software.lets_gradients_go

@@ -1,5 +1,5 @@
 """What a rank holds for the way its training code is written: a graph whose loss the loop still has, gradients that are let go at
-once, and state that the driver moves away."""
+once or with each update, shards that are the master copies, and state that the driver moves away."""
 
 from __future__ import annotations
 
@@ -27,7 +27,14 @@ def held_graph_bytes(model: Architecture, step: TrainingStep, layers: tuple[int,
     )
 
 
-def lets_gradients_go(step: TrainingStep) -> bool:
+def gradients_come_late(step: TrainingStep) -> bool:
+    """Whether a rank's gradients come as its activations go: of a single microbatch, no gradient is there when the backward
+    begins, and no activation when it ends (docs.pytorch.org, torch.optim.Optimizer.zero_grad: set_to_none)."""
+    layout = step.layout
+    return step.software.lets_gradients_go and layout.num_microbatches == 1 and layout.pipeline == 1
+
+
+def gradients_go_at_once(step: TrainingStep) -> bool:
     """Whether no more than one parameter's gradient is there at once: it cannot be added to over several microbatches
     (docs.pytorch.org/tutorials/intermediate/optimizer_step_in_backward_tutorial.html)."""
     return step.software.updates_in_backward and step.layout.num_microbatches == 1
@@ -45,3 +52,8 @@ def resident_share(software: Software) -> float:
     """Of the optimizer's state, what is on the device whether there is room or not (Dettmers et al. 2023, arXiv:2305.14314,
     section 3, paged optimizers). What the driver moves meanwhile takes time that is not counted."""
     return 1.0 - software.paged_bytes / software.optimizer_bytes if software.paged_bytes else 1.0
+
+
+def shards_masters(software: Software) -> bool:
+    """Whether shards of ZeRO stage 3 are the master copies themselves."""
+    return software.casts_shards and software.parameter_bytes == 2 and software.lora is None

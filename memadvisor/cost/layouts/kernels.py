@@ -15,6 +15,10 @@ from memadvisor.software_traits import NARROW
 # Of an element: read in two bytes, written in one twice, as it is and transposed; the other way round is for gradients of
 # weights.
 _CAST_BYTES, _FROZEN_CAST_BYTES = 4.0, 3.0
+# Of rates that `memadvisor calibrate` measured: what products of a step reach of the best one alone, as of cards whose best
+# product is known (the catalogue's shares), and what a copy reaches of the bandwidth that a sheet names, of which
+# `bandwidth_share` is.
+_BEST_PRODUCT_SHARE, _COPY_SHARE = 0.93, 0.88
 # Where each row has a scale, an operand is cast for each product anew: along its rows in one pass, along its columns with a
 # pass for their maxima before. Products of the backward, which accumulate in fp32, are scaled in 16 bits afterwards
 # (torchao/float8/float8_linear.py and float8_ops.py; github.com/pytorch/ao/pull/1325).
@@ -79,20 +83,28 @@ def device_of(hardware: Hardware, compute_dtype: str, coefficients: Coefficients
     assert hardware.memory_bandwidth_bytes_per_s is not None and hardware.memory_bytes is not None
     rates = hardware.peak_flops_per_s
     narrow = compute_dtype.startswith(NARROW)
+    is_measured = hardware.kind == "measured"
     return Device(
         peak_flops_per_s=peak,
         wide_flops_per_s=rates.get("bfloat16", peak) if narrow else peak,
         plain_flops_per_s=rates.get("float32"),
-        memory_bandwidth_bytes_per_s=hardware.memory_bandwidth_bytes_per_s,
+        memory_bandwidth_bytes_per_s=hardware.memory_bandwidth_bytes_per_s
+        / (_COPY_SHARE if is_measured else 1.0),
         memory_bytes=hardware.memory_bytes,
         coefficients=coefficients,
         element_bytes=4.0 if compute_dtype in ("float32", "tf32") else 2.0,
-        own_matmul_share=_own_share(hardware.name) if hardware.kind == "datasheet" else None,
+        own_matmul_share=_own_share(hardware),
     )
 
 
+def _own_share(hardware: Hardware) -> float | None:
+    if hardware.kind == "measured":
+        return _BEST_PRODUCT_SHARE
+    return _share_of_catalogue(hardware.name) if hardware.kind == "datasheet" else None
+
+
 @lru_cache(maxsize=256)
-def _own_share(name: str) -> float | None:
+def _share_of_catalogue(name: str) -> float | None:
     entry = find_entry(name)
     return None if entry is None else entry.matmul_share
 

@@ -13,10 +13,12 @@ from memadvisor.cost.layouts.adapters import adapter_parameters
 from memadvisor.cost.layouts.coefficients import Coefficients
 from memadvisor.cost.layouts.grouped_updates import group_cached_bytes, group_update_bytes
 from memadvisor.cost.layouts.holding_code import (
+    gradients_come_late,
+    gradients_go_at_once,
     held_graph_bytes,
-    lets_gradients_go,
     parts_in_group,
     resident_share,
+    shards_masters,
 )
 from memadvisor.cost.layouts.passing_layers import ahead_bytes, moving_bytes, recomputed_layer_bytes
 from memadvisor.cost.layouts.saved import head_saved_bytes, layer_backward_bytes
@@ -283,7 +285,10 @@ def stage_memory(
     gone_bytes = activation_bytes + max(head_bytes, working)
     own = count.updated.sharded(layout)
     update_bytes = _lists_bytes(step, count.updated) + group_update_bytes(step, own)
-    buffer_bytes += max(0.0, update_bytes - gone_bytes)
+    if gradients_come_late(step):
+        gradient_bytes = max(0.0, gradient_bytes + max(working, update_bytes) - gone_bytes)
+    else:
+        buffer_bytes += max(0.0, update_bytes - gone_bytes)
     tensors = (
         parameter_bytes + gradient_bytes + optimizer_bytes + activation_bytes + head_bytes + buffer_bytes
     )  # fmt: skip
@@ -304,11 +309,6 @@ def _communicators(layout: Layout) -> int:
     """Groups that a rank talks to, of more than itself; where shards are shared by a part of the replicas, the others too."""
     groups = (layout.tensor, layout.pipeline, layout.context, layout.expert, layout.data)
     return sum(size > 1 for size in groups) + (1 < layout.shard_ranks < layout.data)
-
-
-def shards_masters(software: Software) -> bool:
-    """Whether shards of ZeRO stage 3 are the master copies themselves."""
-    return software.casts_shards and software.parameter_bytes == 2 and software.lora is None
 
 
 _MASTER_BYTES = 4.0
@@ -336,7 +336,7 @@ def _held_states(step: TrainingStep, count: StageParameters) -> tuple[float, flo
         gradient_bytes = updated.all * max(software.gradient_bytes, software.reduce_bytes)
     if layout.offload_optimizer and stage >= 2 and software.offload_gradients:
         gradient_bytes = 0.0
-    if lets_gradients_go(step):  # with the buffer's, one layer's, the ends' where they are more
+    if gradients_go_at_once(step):  # with the buffer's, one layer's, the ends' where they are more
         gradient_bytes = min(gradient_bytes, each.gradient.end * updated.ends)
     optimizer_bytes = 0.0
     if not layout.offload_optimizer:

@@ -156,7 +156,8 @@ def _attention_bytes(model: Architecture, step: TrainingStep, tokens: float, see
     if model.qk_norm and not software.reference_code:
         low += 2.0 * (query + key)  # as the products gave them to the norms, whose results are rotated
     # Made contiguous, or rotated, by kernels of their own.
-    copied_query = copied_keys = 0.0 if software.fused_rotary else 1.0
+    are_views = software.takes_views and software.fused_attention and model.positions > 0
+    copied_query = copied_keys = 0.0 if software.fused_rotary or are_views else 1.0
     if software.repeats_keys and not software.reference_code:
         copied_query = copied_keys = 0.0
         key, value = query, result

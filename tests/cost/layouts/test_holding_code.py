@@ -11,13 +11,13 @@ from memadvisor.architectures.load import load_architecture
 from memadvisor.cost.layouts.coefficients import FITTED
 from memadvisor.cost.layouts.estimate import estimate_step
 from memadvisor.cost.layouts.holding_code import held_graph_bytes
-from memadvisor.cost.layouts.memory import StageContents, stage_memory
+from memadvisor.cost.layouts.memory import StageContents, autocast_copies_bytes, stage_memory
 from memadvisor.hardware.clusters import parse_cluster
 from memadvisor.layout import Layout, TrainingStep
 from memadvisor.lora import Lora
 from memadvisor.software import find_preset
 from memadvisor.software_dtypes import with_lora, with_optimizer
-from memadvisor.software_torch import HUGGING_FACE, LITGPT, TORCHTUNE
+from memadvisor.software_torch import DDP, HUGGING_FACE, LITGPT, TORCHTUNE
 from memadvisor.software_traits import Software
 
 LLAMA = Architecture(
@@ -105,3 +105,42 @@ def test_llama_65b_fits_a_card_of_48_gb_as_the_qlora_paper_says():
     )
     assert paper.fits and paper.peak_memory_bytes < 42e9
     assert not usual.fits
+
+
+GRADIENTS = 4 * (LLAMA.num_parameters() - LLAMA.hidden)  # without the last norm, which no stage counts
+
+
+def test_where_the_backward_begins_there_are_no_gradients():
+    """They come as activations go (samples/train_gpt.py on an H200: 44 MB of 3.1 GB, docs/gpu.md)."""
+    kept = 50e9
+    late = stage_memory(LLAMA, step(DDP.software), WHOLE, kept, FITTED)
+    stays = replace(DDP.software, lets_gradients_go=False)
+    there = stage_memory(LLAMA, step(stays), WHOLE, kept, FITTED)
+
+    assert there.allocated_bytes - late.allocated_bytes == pytest.approx(GRADIENTS)
+
+
+def test_where_it_ends_there_are_no_activations():
+    """The update holds as much as the gradients besides; copies in 16 bits are counted with it."""
+    found = stage_memory(LLAMA, step(DDP.software), WHOLE, 0.0, FITTED)
+    copies = autocast_copies_bytes(LLAMA, step(DDP.software), WHOLE)
+
+    assert found.allocated_bytes - found.parameter_bytes - found.optimizer_bytes == pytest.approx(
+        2 * GRADIENTS + copies
+    )
+
+
+def test_gradients_of_a_microbatch_before_are_there():
+    several = step(DDP.software, num_microbatches=2)
+    stays = step(replace(DDP.software, lets_gradients_go=False), num_microbatches=2)
+
+    assert stage_memory(LLAMA, several, WHOLE, 1e9, FITTED) == stage_memory(LLAMA, stays, WHOLE, 1e9, FITTED)
+
+
+def test_torch_sets_gradients_to_none():
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    weight.sum().backward()
+    optimizer.zero_grad()
+
+    assert weight.grad is None
