@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from memadvisor.architecture import Architecture, Experts, LatentAttention, ReferenceCode
+from memadvisor.architectures.config_family import CONFIG_FAMILY
 from memadvisor.architectures.config_shapes import MOST_LAYERS
 from memadvisor.architectures.encoder_decoders import ENCODER_DECODERS
 from memadvisor.architectures.gpt_family import GPT_FAMILY
@@ -37,7 +38,13 @@ from memadvisor.recurrence import BLOCKS, KINDS, Recurrence
 from memadvisor.run.files import may_be_there, read_input
 
 ARCHITECTURES: tuple[Architecture, ...] = (
-    GPT_FAMILY + LLAMA_FAMILY + HYBRID_FAMILY + IMAGE_FAMILY + ENCODER_DECODERS + VISION_TRANSFORMERS
+    GPT_FAMILY
+    + LLAMA_FAMILY
+    + HYBRID_FAMILY
+    + IMAGE_FAMILY
+    + CONFIG_FAMILY
+    + ENCODER_DECODERS
+    + VISION_TRANSFORMERS
 )
 
 # Other names of the same shapes.
@@ -122,6 +129,36 @@ _ALSO = {
     "internlm2.5-20b": "internlm2-20b",
     "internlm2-5-7b": "internlm2-7b",
     "internlm2-5-20b": "internlm2-20b",
+    "deepseek-v3.1": "deepseek-v3",
+    "deepseek-v3-0324": "deepseek-v3",
+    "deepseek-v3.2-exp": "deepseek-v3.2",
+    "minimax-m1": "minimax-text-01",
+    "jamba-1.5-mini": "jamba-v0.1",
+    "llama3.1-nemotron-70b": "llama3-70b",
+    "zephyr-7b": "mistral-7b",
+    "alpaca-7b": "llama-7b",
+    "openllama-7b": "llama-7b",
+    "openllama-13b": "llama-13b",
+    "dolly-v2-3b": "pythia-2.8b",
+    "dolly-v2-12b": "pythia-12b",
+    "starcoder": "starcoder-15b",
+    "starcoderbase": "starcoder-15b",
+    "command-r": "command-r-35b",
+    "command-r-v01": "command-r-35b",
+    "c4ai-command-r-v01": "command-r-35b",
+    "command-r-plus": "command-r-plus-104b",
+    "c4ai-command-r-plus": "command-r-plus-104b",
+    "aya-23-35b": "command-r-35b",
+    "whisper-large": "whisper-large-v2",
+    "nllb-200-distilled-600m": "nllb-200-600m",
+    "distilbert-base-uncased": "distilbert-base",
+    **{f"bloomz-{size}": f"bloom-{size}" for size in ("560m", "1b1", "1b7", "3b", "7b1", "176b")},
+    **{f"granite-3.{at}-{size}": f"granite-3-{size}" for at in range(4) for size in ("2b", "8b")},
+    **{
+        f"codegen-{size}-{kind}": f"codegen-{size}"
+        for size in ("350m", "2b", "6b", "16b")
+        for kind in ("mono", "multi", "nl")
+    },
     "t0-3b": "flan-t5-xl",
     "t0": "flan-t5-xxl",
     "t0pp": "flan-t5-xxl",
@@ -153,7 +190,7 @@ def _plain(name: str) -> str:
     """`meta-llama/Llama-2-7b-hf`, `llama2_7b` and `LLaMA 2 7B` are one."""
     word = re.sub(r"(vit[ _-]?[a-z]+)/(\d\d)$", r"\1-\2", name.strip().lower())  # ViT-L/16
     word = re.sub(r"[\s_-]+", "-", word.rsplit("/", 1)[-1])
-    word = word.replace("-of-", "-").removeprefix("meta-")
+    word = word.replace("-of-", "-").replace("+", "-plus").removeprefix("meta-")  # Command R+
     word = re.sub(r"^(gpt|llama|qwen|gemma|olmo)-(\d+(?:\.\d+)?)(?=-|$)(?!-?b)", r"\1\2", word)
     return re.sub(r"[^a-z0-9.]", "", _SUFFIXES.sub("", word))
 

@@ -140,10 +140,19 @@ def test_a_byte_order_mark_is_read_over_and_a_broken_line_is_named(tmp_path):
 
 
 def test_near_names_of_one_model_are_said_once():
-    """DeepSeek-R1 is one more name of DeepSeek-V3's shapes."""
+    """DeepSeek-V3.1 is one more name of DeepSeek-V3's shapes."""
     with pytest.raises(UsageError) as raised:
-        load_architecture("deepseek-v3.1")
-    assert raised.value.hint.count("deepseek-v3,") == 1
+        load_architecture("deepseek-v3.5")
+    assert raised.value.hint.count("deepseek-v3 ") == 1
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [("Command R+", "command-r-plus-104b"), ("Command R", "command-r-35b"), ("openai/whisper-large-v3", "whisper-large-v3"),
+     ("bigscience/bloomz-7b1", "bloom-7b1"), ("Granite 3.1 8B", "granite-3-8b"), ("facebook/nllb-200-3.3B", "nllb-200-3.3b")],
+)  # fmt: skip
+def test_a_name_may_be_written_otherwise(written, name):
+    assert load_architecture(written).name == name
 
 
 def test_what_is_neither_a_name_nor_a_file():
