@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from memadvisor.engines.activations.second_run import Conditions
+from memadvisor.engines.apply import apply
 from memadvisor.plan import UnitPlan
 from tests.engines.activations.test_recompute import new_model, train_alone
 from tests.engines.trainings import applied, make_plan
@@ -79,6 +80,42 @@ def test_a_class_that_is_wrapped_is_compiled_elsewhere_as_without_us():
     with applied(make_plan(1, units=units)):
         ours = train_alone(model(), steps=2)
     assert ours[0] == plain[0]
+
+
+def test_blocks_that_are_compiled_at_ddps_buckets_run_again():
+    """Dynamo makes of a block that is larger than DDP's buckets a module that calls the parts of it, and looks at how a
+    module of that class is called: it cannot look through a descriptor of ours."""
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    runs = []
+
+    def backend(graph, inputs):
+        return lambda *args: (runs.append(1), graph(*args))[1]
+
+    def losses(plan):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        layers = [
+            torch.nn.Sequential(*(torch.nn.Linear(600, 600, bias=False) for _ in range(2))) for _ in range(2)
+        ]
+        blocks = [torch.compile(block, backend=backend) for block in layers]
+        model = DistributedDataParallel(torch.nn.Sequential(*blocks), bucket_cap_mb=1)
+        found = None if plan is None else apply(plan, model.module)
+        losses = []
+        for _ in range(2):
+            loss = model(torch.randn(4, 600)).square().mean()
+            loss.backward()
+            losses.append(loss.item())
+        if found is not None:
+            found.remove()
+        return losses
+
+    try:
+        plain, plain_runs = losses(None), len(runs)
+        assert losses(make_plan(1, policy="every-layer")) == plain
+        assert plain_runs == 2 * 2 * 2  # of two steps, two blocks and two parts of each
+        assert len(runs) == 3 * plain_runs
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_second_run_is_inside_the_ddp_that_the_first_one_was_in():
