@@ -193,7 +193,7 @@ class RecordedStep:
             precision=self._precision,
             leaves_gradients_alone=self._leaves_gradients_alone,
             updates_together=self._updates_together,
-            may_update_by_unit=self._updates_together and not self._groups and updates_in_pieces(self._rank),
+            may_update_by_unit=self._updates_together and updates_in_pieces(self._rank),
             shard_groups=self._groups,
             holder=_holder(self._rank),
             late=late_sharding(rank, step) if self._groups else NOTHING_LATE,

@@ -359,7 +359,6 @@ def beside_fsdp2(plan: Plan) -> dict[str, bool]:
         "autocast": plan.autocast is not None,
         "second copies of shards": plan.secondary_ranks is not None,
         "updates in the backward": plan.update_in_backward,
-        "updates by unit": plan.update_by_unit,
         "several reductions under way": plan.reduce_depth > 1,
         "parameters on host or disk": plan.parameter_tiers != {"device"},
         "optimizer state on host or disk": plan.optimizer_tiers != {"device"},

@@ -55,7 +55,8 @@ def schedule_of_groups(plan: Plan, units: Sequence[Unit]) -> Schedule:
     it for the backward among themselves); what no group inside the model has stays from the model's
     forward to the end of the backward, or with `plan.reshard_model` is freed and gathered like the others. Gradients are
     reduced after the group's backward, and where several groups of ranks hold the same shards (HSDP) what that leaves is
-    summed across these. A group begins with gathering the next `plan.gather_depth` ones.
+    summed across these. A group begins with gathering the next `plan.gather_depth` ones. The script's optimizer updates all
+    of them at once, or with `plan.update_by_unit` one unit after another.
     """
     chosen = resolve_units(plan, units)
     groups = _groups(plan, chosen, units)
@@ -96,7 +97,12 @@ def schedule_of_groups(plan: Plan, units: Sequence[Unit]) -> Schedule:
             builder.reduce(*at, group.name, ranks=Ranks.INSIDE, overlaps=plan.overlap)
             if plan.group_ranks < plan.num_ranks:
                 builder.reduce(*at, group.name, ranks=Ranks.ACROSS, overlaps=plan.overlap)
-            builder.update(group.name)
+            if not plan.update_by_unit:
+                builder.update(group.name)
+    trained = {unit.name for unit in units if unit.trainable_bytes}
+    for unit in chosen:
+        if plan.update_by_unit and unit.name in trained:
+            builder.update(unit.name)
     for unit in chosen:
         if unit.recompute:
             builder.recompute((unit.name,), unit.kept)

@@ -21,20 +21,20 @@ of the ranks in its first dimension.
 - On a GPU gathers' outputs are of the memory of the stream that gathers, and shards of gradients of the one that reduces;
   all else is of the one that computes. The caching allocator gives none of a stream's to another.
 
-Shards and optimizer state are as captured: no plan changes them.
+Shards and optimizer state are as captured: no plan changes them, but whether units are updated one after another.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 
 from memadvisor.cost.activations import View
-from memadvisor.cost.fsdp2_sizes import group_bytes
+from memadvisor.cost.fsdp2_sizes import group_bytes, shard_bytes, sharing_ranks
 from memadvisor.cost.messages import Message
 from memadvisor.cost.step import CapturedStep, Segment
-from memadvisor.cost.update_shares import UnchangedUpdates
+from memadvisor.cost.update_shares import UnchangedUpdates, UpdateShares, shares_of_one_by_one
 from memadvisor.precision import bytes_in
 from memadvisor.schedule import Action, ActionKind, Point, Ranks, Schedule
 
@@ -52,7 +52,6 @@ class Fsdp2Memory:
     """The states of one rank while a schedule is played; in the place of EngineMemory."""
 
     replays = False
-    updates = UnchangedUpdates()
 
     def __init__(self, step: CapturedStep, schedule: Schedule) -> None:
         self.step = step
@@ -81,6 +80,19 @@ class Fsdp2Memory:
         self._unsummed: set[str] = set()  # groups with shards that are not summed across groups of ranks yet
         self._summed: set[str] = set()  # with such a sum beside their gradients
         self._is_forward = False
+        self.updates = self._updates(schedule.updated_alone)
+
+    def _updates(self, apart: Collection[str]) -> UpdateShares | UnchangedUpdates:
+        """`apart`: units whose shards the script's optimizer updates one after another."""
+        if not apart:
+            return UnchangedUpdates()
+        num_ranks = sharing_ranks(self.step)
+        trained_bytes = {
+            name: sum(shard_bytes(p, num_ranks[name]) for p in states.parameters if p.requires_grad)
+            for name, states in self.step.states.items()
+            if name in num_ranks
+        }
+        return shares_of_one_by_one(trained_bytes, apart=apart, together=self.step.updates_together)
 
     # ---- what is held --------------------------------------------------------------------------
 

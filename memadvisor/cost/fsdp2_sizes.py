@@ -53,7 +53,7 @@ def _sizes(group: ShardGroup, parameters: Iterable[Parameter]) -> GroupBytes:
             is_cast |= summed_in != dtype
             is_apart |= summed_in != computed
             reduced += bytes_in(padded, dtype, summed_in)
-            shard += padded // group.num_ranks
+            shard += shard_bytes(parameter, group.num_ranks)
     return GroupBytes(
         sum(parts),
         reduced,
@@ -65,6 +65,17 @@ def _sizes(group: ShardGroup, parameters: Iterable[Parameter]) -> GroupBytes:
         is_summed_apart=is_apart,
         forward_ranks=group.forward_ranks,
     )
+
+
+def sharing_ranks(step: CapturedStep) -> dict[str, int]:
+    """By unit, how many ranks share each of its parameters; without units that are in no one group."""
+    num_ranks = {group.name: group.num_ranks for group in step.shard_groups}
+    return {u.name: num_ranks[u.shard_group] for u in step.units if u.shard_group in num_ranks}
+
+
+def shard_bytes(parameter: Parameter, num_ranks: int) -> int:
+    """Bytes of the first rank's shard of a parameter."""
+    return padded_bytes(parameter, num_ranks) // num_ranks
 
 
 def padded_bytes(parameter: Parameter, num_ranks: int) -> int:

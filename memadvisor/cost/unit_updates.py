@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from memadvisor.cost.flats import piece_elements
+from memadvisor.cost.fsdp2_sizes import shard_bytes, sharing_ranks
 from memadvisor.cost.states import UnitStates
 from memadvisor.cost.step import CapturedStep, StepStorage
 from memadvisor.schedule import Lane, Schedule
@@ -32,14 +34,20 @@ class UnitUpdates:
         self.are_told = bool(self.apart) or (step.updates_together and schedule.num_ranks > 1)
         self._states = step.states
         self._state_bytes = state_bytes
-        stages = {unit.name: unit.stage_on(schedule.shard_ranks) for unit in schedule.units}
+        # What the script's FSDP2 shards was captured as shards, and is that under a plan.
+        sharing = sharing_ranks(step)
+        stages = (
+            {} if step.shard_groups else {u.name: u.stage_on(schedule.shard_ranks) for u in schedule.units}
+        )
         self._pieces = {
             name: piece_elements(states, schedule.shard_ranks if stages.get(name) else 1, 0)
             for name, states in self._states.items()
         }
         at = set(step.optimizer_at)
         passing = (n for n, item in enumerate(step.storages if self.are_told else ()) if passes_in(item, at))
-        self._of = parameters_of(step.storages, passing, self._states, together=step.updates_together)
+        self._of = parameters_of(
+            step.storages, passing, self._states, together=step.updates_together, sharing=sharing
+        )
 
     def unit_of(self, number: int) -> str | None:
         """Whose update makes a temporary; None where that cannot be told."""
@@ -92,10 +100,14 @@ def parameters_of(
     states: Mapping[str, UnitStates],
     *,
     together: bool,
+    sharing: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[int, _Parameter]:
-    """Of the temporaries `passing`, in order of birth, the parameters that they are made for, where that can be told."""
+    """Of the temporaries `passing`, in order of birth, the parameters that they are made for, where that can be told.
+
+    `sharing`: by unit, how many ranks share what its parameters were captured as, under the script's FSDP2.
+    """
     owners: dict[int, list[_Parameter]] = defaultdict(list)
-    for unit, parameter, size_bytes in _trained(states):
+    for unit, parameter, size_bytes in _trained(states, sharing):
         owners[size_bytes].append((unit, parameter))
     alike: dict[int, list[int]] = defaultdict(list)
     for number in passing:
@@ -109,8 +121,10 @@ def parameters_of(
     return found
 
 
-def _trained(states: Mapping[str, UnitStates]) -> Iterator[tuple[str, str, int]]:
+def _trained(states: Mapping[str, UnitStates], sharing: Mapping[str, int]) -> Iterator[tuple[str, str, int]]:
     for unit, own in states.items():
         for parameter in own.parameters:
             if parameter.requires_grad and parameter.num_elements:
-                yield unit, parameter.name, parameter.size_bytes
+                is_shared = unit in sharing
+                size_bytes = shard_bytes(parameter, sharing[unit]) if is_shared else parameter.size_bytes
+                yield unit, parameter.name, size_bytes

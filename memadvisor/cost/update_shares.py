@@ -84,8 +84,20 @@ class UpdateShares:
         return own / self._all_bytes if self._all_bytes else 1.0
 
 
+def shares_of_one_by_one(
+    trained_bytes: Mapping[str, int], *, apart: Collection[str], together: bool
+) -> UpdateShares:
+    """Of a script's optimizer that has what it had when captured, so much of each unit, and updates units `apart` one after
+    another."""
+    stages = dict.fromkeys(trained_bytes, 0)
+    widened = WidenedGradients({}, stages)
+    return UpdateShares(
+        trained_bytes, {}, stages, {}, widened, num_ranks=1, early=(), apart=apart, together=together
+    )
+
+
 class UnchangedUpdates:
-    """Of who updates as was captured: FSDP2 in the script."""
+    """Of who updates as was captured: FSDP2 in the script, where a plan leaves that as it is."""
 
     def late_temporaries(self, temporary_bytes: int) -> float:
         return 1.0

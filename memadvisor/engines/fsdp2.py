@@ -45,9 +45,10 @@ def is_fsdp2_in_use() -> bool:
 
 
 def is_for_fsdp2(plan: Plan, model: torch.nn.Module) -> bool:
-    """Whether a plan of several ranks means the script's FSDP2: all do, but one made by hand that recomputes alone."""
-    recomputes_alone = not plan.units and plan.zero_stage == 0 and plan.policy != "none"
-    return uses_fsdp2(model) and not recomputes_alone
+    """Whether a plan of several ranks means the script's FSDP2: all do, but one made by hand that recomputes, or updates
+    units one after another, and asks for no stage."""
+    leaves_alone = not plan.units and plan.zero_stage == 0 and (plan.policy != "none" or plan.update_by_unit)
+    return uses_fsdp2(model) and not leaves_alone
 
 
 def attach(

@@ -62,7 +62,13 @@ SUM_A = replace(REDUCE_A, shard=False, ranks=Ranks.ACROSS)
 
 
 def memory_of_groups(
-    *names, num_replicas=1, reduce_dtype=None, param_dtype=None, late=NOTHING_LATE, **of_groups
+    *names,
+    num_replicas=1,
+    reduce_dtype=None,
+    param_dtype=None,
+    late=NOTHING_LATE,
+    updated_alone=(),
+    **of_groups,
 ):
     """Each of two parameters, on three ranks, or on so many groups of three."""
     units = {
@@ -83,8 +89,23 @@ def memory_of_groups(
         late=late,
         segments=[],
         storages=[],
+        updates_together=True,
     )
-    return Fsdp2Memory(step, SimpleNamespace(shard_ranks=3, num_ranks=3 * num_replicas, is_native=True))
+    schedule = SimpleNamespace(
+        shard_ranks=3, num_ranks=3 * num_replicas, is_native=True, updated_alone=updated_alone
+    )
+    return Fsdp2Memory(step, schedule)
+
+
+def test_units_that_are_updated_one_after_another_have_what_an_update_of_their_shards_makes():
+    """Of four units alike: all at once, each by itself, and two of them, after which the others are updated at once."""
+    at_once, apart, some = (
+        memory_of_groups(*"abcd", updated_alone=names).updates for names in ("", "abcd", "ab")
+    )
+
+    assert (at_once.late_temporaries(800), at_once.late_time()) == (1, 1)
+    assert (apart.late_temporaries(800), apart.late_time(), apart.time(("a",))) == (1 / 4, 0, 1 / 4)
+    assert (some.late_temporaries(800), some.late_time()) == (1 / 2, 1 / 2)
 
 
 def test_a_gather_has_its_output_beside_the_last_one_and_then_beside_the_parameters():

@@ -71,6 +71,13 @@ def test_temporaries_are_told_by_the_bytes_of_parameters(sizes, together, units)
     assert "".join(found[number][0] if number in found else "-" for number in range(len(sizes))) == units
 
 
+def test_under_fsdp2_temporaries_are_told_by_the_bytes_of_shards():
+    """Of three ranks: of 100 elements, and of 20, the first has 34 and 7."""
+    sharing = dict.fromkeys(UNITS, 3)
+    found = parameters_of(temporaries(136, 28, 136), range(3), UNITS, together=True, sharing=sharing)
+    assert "".join(found[number][0] for number in range(3)) == "aab"
+
+
 def sequence(tier="host", **settings):
     step = captured_step(make_run(num_ranks=1, device="cuda:0", **settings))
     units = tuple(
