@@ -14,6 +14,7 @@ tracing.py    when a step is traced; tracer.py traces it: truth.py (the allocato
               What labels.py sees is read by operator_kinds.py, collectives.py, operator_cost.py (flops*.py,
               traffic.py) and module_calls.py; tensor_storage.py tells whose memory a tensor's is, and
               node_places.py which module a node of the backward is of
+later_hooks.py  what DDP's communication hooks do later only
 census.py     what is alive beside that (ddp_buckets.py: what DDP's reducer holds); cpu_account.py and allocator*.py:
               what the allocators say
 out_of_memory.py  a step that memory ran out in; memory_watch.py imposes a limit

@@ -16,6 +16,7 @@ from memadvisor.capture.collective_call import Mark
 from memadvisor.capture.cpu_account import CpuAccount
 from memadvisor.capture.idle_casts import is_transforming
 from memadvisor.capture.labels import LabelMode
+from memadvisor.capture.later_hooks import what_begins_later
 from memadvisor.capture.models import Models
 from memadvisor.capture.module_info import ModuleInfo
 from memadvisor.capture.open_spans import is_inside_operator
@@ -193,6 +194,8 @@ class Tracing:
             return None
         if (elsewhere := what_is_elsewhere(models, device)) is not None:
             self._note("warning", elsewhere)
+        if (later := what_begins_later(step)) is not None:
+            self._note("warning", later)
         if trace.is_unasked:
             self._note("warning", _UNASKED.format("its steps", "what is kept for the backward"))
         elif trace.is_partly_unasked:
