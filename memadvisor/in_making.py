@@ -1,4 +1,4 @@
-"""Whether a module is called while what it is a part of is being made, and so for no training.
+"""Whether a module is called while what it is a part of is being made, or taken apart, and so for no training.
 
 Models run a forward of made-up inputs in their `__init__` to learn shapes and strides (YOLO's layers, BYOL's encoders,
 convolutions in front of a linear layer): such calls of parts do not make each part a model.
@@ -21,6 +21,13 @@ def is_in_making(part: torch.nn.Module) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def is_taken_apart() -> bool:
+    """torch.fx traces: what is called is given names of values, and what is made of it will have modules of its own around the
+    same layers."""
+    fx = sys.modules.get("torch.fx._symbolic_trace")
+    return fx is not None and bool(getattr(fx, "_is_fx_tracing_flag", False))
 
 
 def _makes_module_with(frame: FrameType, part: torch.nn.Module) -> bool:

@@ -15,7 +15,7 @@ from memadvisor.capture.owners import frozen_owner, parts_beside, trained_owner
 from memadvisor.capture.script_shards import shard_groups
 from memadvisor.capture.tensor_parallel import num_data_dims, own_shape, tensor_parallel
 from memadvisor.capture.unstepped import LOOSE, note_of_uncalled
-from memadvisor.in_making import is_in_making
+from memadvisor.in_making import is_in_making, is_taken_apart
 from memadvisor.run.cut import ModuleNode, cut_units, innermost, inside_wrapper, module_tree, unwrap
 from memadvisor.run.living import outermost_modules
 from memadvisor.run.parallel_records import ShardGroup, TensorParallel
@@ -73,7 +73,7 @@ class Models:
             return self._remember(module, unnamed_info(module, is_around=True))
         root = module if around else unwrap(module)
         is_new = not around and id(root) not in self._infos and any(True for _ in root.parameters())
-        if is_new and not is_in_making(root):
+        if is_new and not is_in_making(root) and not is_taken_apart():
             former = self._former_of(root)
             owner = self._owner_of(root) if former is None and not is_traced else None
             self._add_root(root, former) if owner is None else self._take(owner)

@@ -121,12 +121,16 @@ class Block(nn.Module):
         return x + self.linear(self.norm(x))
 
 
+@pytest.mark.parametrize("lives", [False, True])
 @pytest.mark.parametrize("made_of", [torch.jit.script, torch.fx.symbolic_trace])
-def test_what_is_made_of_a_model_has_its_names(tmp_path, made_of):
-    """Of a traced model the parts have been called by themselves, and are gone but for their layers."""
+def test_what_is_made_of_a_model_has_its_names(tmp_path, made_of, lives):
+    """Of a traced model the parts have been called by themselves, by the tracing; whether they still live tells nothing."""
+    original = nn.Sequential(nn.Linear(8, 8), Block(), Block())
     with memadvisor.profile(tmp_path / "run") as prof:
-        model = made_of(nn.Sequential(nn.Linear(8, 8), Block(), Block()))
-        gc.collect()
+        model = made_of(original)
+        if not lives:
+            del original
+            gc.collect()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         for _ in range(4):
             model(torch.randn(4, 8)).sum().backward()
