@@ -10,6 +10,7 @@ from functools import reduce
 import torch
 
 from memadvisor.capture.askers import Askers, is_all_of
+from memadvisor.capture.loose_parameters import LooseParameters
 from memadvisor.capture.module_info import ModuleInfo, module_infos, new_prefix, parameter_row, unnamed_info
 from memadvisor.capture.owners import frozen_owner, parts_beside, trained_owner
 from memadvisor.capture.script_shards import shard_groups
@@ -38,7 +39,7 @@ class Models:
         self._kinds: dict[str, ModuleNode] = {}
         self._met: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._met_last: weakref.ref[torch.optim.Optimizer] | None = None
-        self._loose: list[weakref.ref[torch.Tensor]] = []  # trained, and no module's
+        self._loose = LooseParameters()
         self.num_prefixes = self._num_searches = 0
         self._askers = Askers()
         self._order: dict[str, None] = {}  # units in order of first execution
@@ -111,16 +112,7 @@ class Models:
             return None  # the model is yet to be called, by the optimizer's closure
         if self.discover_owners(parameters):
             return note_of_uncalled()
-        return LOOSE if self._meet_loose(parameters) else None
-
-    def _meet_loose(self, trained: Sequence[torch.Tensor]) -> bool:
-        """An optimizer's tensors that are no module's are parameters, where the models that are known have none with
-        memory, or as many of the same shapes (`torch.func.functional_call`); else they are masters of a model's."""
-        known = [each for *_, each in self.parameters() if each.device.type != "meta"]
-        kinds = [sorted((tuple(each.shape), str(each.dtype)) for each in some) for some in (known, trained)]
-        if not known or kinds[0] == kinds[1]:
-            self._loose += [weakref.ref(each) for each in trained if each.is_leaf and each.requires_grad]
-        return bool(self._loose)
+        return LOOSE if self._loose.meet([*self.parameters()], parameters) else None
 
     def meet_trained(self, optimizer: torch.optim.Optimizer) -> None:
         """Find the models of an optimizer that has stepped for the first time, where none of its parameters is of a known
@@ -136,7 +128,7 @@ class Models:
         if {id(parameter) for *_, parameter in self.parameters()}.isdisjoint(map(id, stepped)):
             self._num_searches += 1
             if not self.discover_owners(stepped):
-                self._meet_loose(stepped)
+                self._loose.meet([*self.parameters()], stepped)
 
     def note_order(self, unit: str) -> None:
         self._order.setdefault(unit)
@@ -266,19 +258,23 @@ class Models:
                 yield name, module
 
     def parameters(self) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """(name, unit, parameter), a tied parameter once, under its first name; last those that are no module's."""
+        """(name, unit, parameter), a tied parameter once, under its first name; last those that have none of a model's."""
+        for name, unit, parameter in self._own_parameters():
+            yield name, unit, self._loose.in_place_of(name, parameter)
+        yield from self._loose.unnamed()
+
+    def stood_in_for(self) -> Iterator[torch.Tensor]:
+        """What a model has of the parameters that the script calls it with others in the place of."""
+        for name, _, parameter in self._own_parameters():
+            if self._loose.in_place_of(name, parameter) is not parameter:
+                yield parameter
+
+    def _own_parameters(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         seen: set[int] = set()
         for name, unit, parameter in self._all_parameters():
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 yield name, unit, parameter
-        yield from self._loose_parameters()
-
-    def _loose_parameters(self) -> Iterator[tuple[str, str, torch.Tensor]]:
-        for number, reference in enumerate(self._loose):
-            loose = reference()
-            if loose is not None:
-                yield f"({number})", "", loose
 
     def _all_parameters(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         for prefix, root in self.roots():
@@ -294,10 +290,10 @@ class Models:
         """Whether a parameter of the model that a module is of has a gradient; None: of any model."""
         models = {prefix for prefix, _ in self._roots}
         return any(
-            parameter.grad is not None
+            self._loose.in_place_of(name, parameter).grad is not None
             for prefix, root in self.roots()
             if module is None or innermost(prefix, models) == innermost(module, models)
-            for parameter in root.parameters()
+            for name, parameter in root.named_parameters(prefix=prefix)
             if parameter.is_leaf
         )
 
@@ -310,9 +306,9 @@ class Models:
         frozen them for the moment, as Lightning's toggle_optimizer does with all but one optimizer's.
         """
         rows = self._own_rows(updated)
-        if not self._loose or not all(each.device.type == "meta" for *_, each in self._all_parameters()):
-            return rows  # what is no module's has the model's names in a plan's fingerprint, where that has memory
-        loose = self._loose_parameters()
+        loose = [*self._loose.unnamed()]
+        if not loose or not all(each.device.type == "meta" for *_, each in self._all_parameters()):
+            return rows
         return [parameter_row(name, unit, each, own_shape(each), True, "") for name, unit, each in loose]
 
     def _own_rows(self, updated: Set[int]) -> list[Parameter]:
@@ -322,10 +318,11 @@ class Models:
         groups = shard_groups(self.roots())
         for prefix, root in self.roots():
             listed = torch.nn.Module.named_parameters(root, prefix=prefix, remove_duplicate=False)
-            for name, parameter in listed:
-                if not parameter.is_leaf:
+            for name, own in listed:
+                if not own.is_leaf:
                     continue
-                tied_to = first_name.setdefault(id(parameter), name)
+                tied_to = first_name.setdefault(id(own), name)
+                parameter = self._loose.in_place_of(tied_to, own)
                 is_trained = parameter.requires_grad or id(parameter) in updated
                 unit = self._unit_of(name, root, prefix)
                 shape = own_shape(parameter, num_data_dims(name, parameter, groups))

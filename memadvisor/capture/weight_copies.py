@@ -1,5 +1,6 @@
 """Weights that mirror a model's and that nothing trains: averages (EMA, SWA), target networks, a state dictionary that is
-kept. The model's own parameters are none, and what a model of the training is (a teacher that is called) has parameters.
+kept, what a model has where the script calls it with others in the place of that. What is trained is none, and what a model
+of the training is (a teacher that is called) has parameters.
 
 A run names no library's classes: a module, list or dictionary holds copies where its tensors have the shapes of a known
 model's, one for one and in order, are in no optimizer and have no gradient. Of modules that may be a part of the model which
@@ -39,7 +40,11 @@ def weight_copies(models: Models) -> list[torch.Tensor]:
             for parameter in group["params"]
         }
         not_copies = others.union(map(id, own))
-        return [*_in_modules(mirrored, not_copies), *_in_containers(mirrored, not_copies)]
+        return [
+            *models.stood_in_for(),
+            *_in_modules(mirrored, not_copies),
+            *_in_containers(mirrored, not_copies),
+        ]
 
 
 @dataclass(slots=True)

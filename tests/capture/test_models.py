@@ -54,21 +54,51 @@ def test_trained_tensors_that_are_no_modules_are_parameters(tmp_path):
     assert {"parameter", "gradient", "optimizer_state"} <= {category for category, _ in kinds}
 
 
-def test_copies_that_a_functional_call_takes_are_parameters(tmp_path):
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_what_a_functional_call_takes_in_place_of_the_models_parameters_has_their_names(tmp_path, device):
+    """What the model has itself is a copy that nothing trains; theory knew nothing of what was given."""
     model = nn.Linear(8, 64)
     weights = {name: each.detach().clone().requires_grad_() for name, each in model.named_parameters()}
-    optimizer = torch.optim.SGD(weights.values(), lr=0.1)
+    model.to(device)
+    optimizer = torch.optim.Adam([weights["bias"], weights["weight"]], lr=0.1)
     with memadvisor.profile(tmp_path / "run") as prof:
         for _ in range(5):
             optimizer.zero_grad()
             torch.func.functional_call(model, weights, (torch.randn(4, 8),)).square().mean().backward()
             optimizer.step()
     rank = prof.run.ranks[0]
+    states = model_states(rank, None)
 
-    assert [row.name for row in rank.parameters] == ["weight", "bias"]  # a plan is for the model
-    weights_bytes = [row.size_bytes for row in rank.storages if row.category == "parameter"]
-    assert sorted(weights_bytes) == [64 * 4] * 2 + [8 * 64 * 4] * 2
-    assert sum(row.category == "gradient" for row in rank.storages) >= 2
+    size_bytes = (8 * 64 + 64) * 4
+    assert [(row.name, row.size_bytes) for row in rank.parameters] == [("weight", 2048), ("bias", 256)]
+    assert [theory for _, theory, _ in states.by_kind] == [size_bytes, size_bytes, 2 * size_bytes]
+    assert states.padding_bytes == 2 * 4  # step counters
+    assert states.notes == ()
+    copies = [row.size_bytes for row in rank.storages if row.category == "weight_copy"]
+    assert sorted(copies) == ([256, 2048] if device == "cpu" else [])
+    check_trained(rank)  # a plan is for the model
+
+
+def test_masters_as_large_as_the_models_parameters_leave_these_parameters(tmp_path):
+    """Of a model in the same dtype that gets the gradients, which the script hands to them."""
+    model = nn.Linear(8, 64)
+    masters = [each.detach().clone().requires_grad_() for each in model.parameters()]
+    optimizer = torch.optim.SGD(masters, lr=0.1)
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(5):
+            model(torch.randn(4, 8)).square().mean().backward()
+            for master, own in zip(masters, model.parameters(), strict=True):
+                master.grad = own.grad.clone()
+            optimizer.step()
+            for master, own in zip(masters, model.parameters(), strict=True):
+                own.data.copy_(master)
+                own.grad = None
+    rank = prof.run.ranks[0]
+
+    alive = [row for row in rank.storages if row.category in ("parameter", "weight_copy")]
+    assert sorted((row.category, row.size_bytes) for row in alive) == sorted(
+        [("parameter", 256), ("parameter", 2048)] * 2
+    )
 
 
 def test_what_a_sparse_gradient_holds_is_gradient(tmp_path):
