@@ -8,7 +8,7 @@ from typing import Any
 
 from memadvisor.capture.clock import DeviceMark, lag_s, seconds_of
 from memadvisor.capture.loader_hooks import BATCH, FIRST
-from memadvisor.capture.spans import OpenStep
+from memadvisor.capture.open_step import OpenStep
 from memadvisor.run.loader_records import DataWait
 from memadvisor.run.records import Step
 

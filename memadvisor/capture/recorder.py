@@ -292,7 +292,7 @@ class Recorder:
             self._gauges.meet(first[2].device)
         self._memory.meet_device(self._gauges.device, self._gauges.device_account)
         self._spans = SpanLog(self._position, clock_for(self._gauges.device).mark, self.reach_backward_of)
-        self._spans.on_first_batch = self.on_first_batch
+        self._spans.first_batch.tell = self.on_first_batch
         self.hooks.on_first_call = self._spans.see_first_call
         self.hooks.data_waits.spans = self._spans
         self._spans.has_gradients = self._models.has_gradients

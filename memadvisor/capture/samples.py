@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -41,6 +41,25 @@ class SeenBatches:
             return False
         self.num_repeated += known[2] != micro_batch
         return True
+
+
+@dataclass(slots=True)
+class FirstBatch:
+    """Tells how many samples the first batch has that a backward is of: two samples on which a library tries a network out
+    are none. `tell` is asked with each backward's until it says that it has been told."""
+
+    tell: Callable[[int], bool] | None = None
+    _given: dict[str, int] = field(default_factory=dict)  # by model, the last call's
+
+    def see_call(self, model: str, num_samples: int) -> None:
+        if self.tell is not None:
+            self._given[model] = num_samples
+
+    def see_backward(self) -> None:
+        if self._given:
+            if self.tell is not None and self.tell(next(iter(self._given.values()))):
+                self.tell = None
+            self._given.clear()
 
 
 @dataclass(slots=True)

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
 
-from memadvisor.capture.clock import DeviceMark, HostClock
+from memadvisor.capture.clock import HostClock
 from memadvisor.capture.listening import Listening
 from memadvisor.capture.module_info import ModuleInfo
+from memadvisor.capture.open_step import Given, Mark, OpenSpan, OpenStep
 from memadvisor.capture.position import Position
 from memadvisor.capture.samples import (
+    FirstBatch,
     LengthFirst,
     SeenBatches,
     batch_of,
@@ -27,101 +28,29 @@ from memadvisor.capture.samples import (
     num_elements_of,
 )
 from memadvisor.never_compiled import never_compiled
-from memadvisor.run.cut import innermost
 
-_Mark = float | DeviceMark
-# One span under way: kind, unit, micro-batch, start, end, whether there were gradients when it began.
-_OpenSpan = list[Any]
 _MICRO_BATCH, _START, _END, _HAS_GRADIENTS = 2, 3, 4, 5
 # One hook call in so many is timed; timing each would cost as much as the hook.
 _TIMED_SHARE = 16
-
-
-@dataclass(slots=True)
-class Given:
-    """What one model, or one part that the script calls itself, was called with where gradients were wanted.
-
-    None: some batch did not tell. `takes_data`: some call was given what no other model had made; `fed_at` is how many
-    losses had had their backward at the last of these.
-    """
-
-    num_calls: int = 0
-    num_samples: int | None = 0
-    num_tokens: int | None = 0
-    model: str = ""
-    takes_data: bool = False
-    fed_at: int | None = None
-
-    def since(self, earlier: Given) -> Given:
-        return Given(
-            self.num_calls - earlier.num_calls,
-            _difference(self.num_samples, earlier.num_samples),
-            _difference(self.num_tokens, earlier.num_tokens),
-            self.model,
-            self.takes_data,
-        )
-
-
-@dataclass(slots=True)
-class OpenStep:
-    """A step that is under way.
-
-    `given` has models by name, `num_micro_batches` is known when the step ends: a model may be called several times for
-    one backward, several models or parts of one may be, and a call may have several backwards. Of these, derivatives
-    (`torch.autograd.grad(create_graph=True)`) are no micro-batches of their own, however often a step asks for one.
-    `is_thin`: no module was listened to, so forwards are not seen, and nobody knows what they were given.
-    `is_pieced`: where it ended or began was known only afterwards, so that what depends on the moment is not.
-    `is_disturbed`: it was traced, wholly or in part, and the trace is left out.
-    """
-
-    index: int
-    start: _Mark
-    traced: bool = False
-    is_thin: bool = False
-    is_pieced: bool = False
-    is_disturbed: bool = False
-    spans: list[_OpenSpan] = field(default_factory=list)
-    # For DataLoaders (data_waits.py). None before the first: a list that each step keeps brings on the garbage collector.
-    waits: list[tuple[Any, ...]] | None = None
-    given: dict[str, Given] = field(default_factory=dict)
-    seen: SeenBatches | None = None  # before anything was given
-    largest_input: int = 0  # elements that a model was given in one call, at most
-    largest_input_since_update: int = 0
-    num_backwards: int = 0
-    num_derivatives: int = 0  # of these
-    num_micro_batches: int = 0
-    recorder_s: float = 0.0
-    listening_s: float = 0.0  # to become part of it when the step ends
-
-    @property
-    def main(self) -> Given:
-        """Of the model that was given the most samples, the first of them. What is only called with results of others is
-        none of these, where anything else is called: a loss of its own parameters has a row for each word."""
-        models: dict[str, dict[str, Given]] = {}
-        for name, given in self.given.items():
-            models.setdefault(given.model, {})[name] = given
-        fed = [parts for parts in models.values() if any(given.takes_data for given in parts.values())]
-        told = map(_what_a_model_was_given, fed or models.values())
-        return max(told, key=lambda given: given.num_samples or 0, default=Given(0, None, None))
 
 
 class SpanLog:
     """Told of units, backwards and optimizers as they come and go; writes into `step`."""
 
     def __init__(
-        self, position: Position, mark: Callable[[], _Mark], on_unit_backward: Callable[[str], None]
+        self, position: Position, mark: Callable[[], Mark], on_unit_backward: Callable[[str], None]
     ) -> None:
         self.step = OpenStep(index=0, start=mark())
         self.mark = self.device_mark = mark
-        self.on_first_batch: Callable[[int], bool] | None = None
+        self.first_batch = FirstBatch()
         self.has_gradients: Callable[[str | None], bool] | None = None  # of a module's model, or of any
         self.length_first = LengthFirst()
         self._position = position
         self._on_unit_backward = on_unit_backward
-        self._units: list[list[_OpenSpan]] = []
-        self._backward: _OpenSpan | None = None
-        self._unit_backward: _OpenSpan | None = None
-        self._optimizer: _OpenSpan | None = None
+        self._units: list[list[OpenSpan]] = []
+        self._backward: OpenSpan | None = None
+        self._unit_backward: OpenSpan | None = None
+        self._optimizer: OpenSpan | None = None
         self._num_calls = 0
         self._starts: dict[str, _BackwardStart] = {}
         self.has_unit_spans = True
@@ -132,7 +61,7 @@ class SpanLog:
         self._batches_of_backwards: dict[int, int] = {}
         self._until_update = self.step, 0, 0, 0
 
-    def begin(self, index: int, start: _Mark, *, traced: bool) -> None:
+    def begin(self, index: int, start: Mark, *, traced: bool) -> None:
         """The next step; what was open in the last one is forgotten."""
         last = self.step
         was_full = None if last.traced or last.is_pieced or last.is_disturbed else self.has_unit_spans
@@ -141,7 +70,7 @@ class SpanLog:
         self.step = OpenStep(index=index, start=start, traced=traced)
         self._units.clear()
 
-    def change_clock(self, *, traced: bool) -> _Mark:
+    def change_clock(self, *, traced: bool) -> Mark:
         """Now, as it is told from here on. In a traced step, whose length tells nothing, that is by the host: when memory is
         asked for and given back is known on the host alone, which on a GPU may be ahead of the kernels by all of a step."""
         self.mark = HostClock.mark if traced else self.device_mark
@@ -155,7 +84,7 @@ class SpanLog:
         self._until_update = until_now, len(step.spans), len(step.waits or ()), self._position.micro_batch
         step.largest_input_since_update = 0
 
-    def end_with_update(self, end: _Mark) -> OpenStep:
+    def end_with_update(self, end: Mark) -> OpenStep:
         """The step had ended at `end`, with the update noted last; what has been seen since is the next one's."""
         ended, num_spans, num_waits, num_micro_batches = self._until_update
         rest = self.step
@@ -253,6 +182,7 @@ class SpanLog:
         self._units.clear()
 
     def enter_backward(self, is_derivative: bool) -> None:
+        self.first_batch.see_backward()
         self._backward = self._open("backward", "")
         self._look_for_gradients(self._backward, None)
         self.step.num_backwards += 1
@@ -278,24 +208,24 @@ class SpanLog:
     def enter_optimizer(self) -> None:
         self._optimizer = self._open("optimizer", "")
 
-    def leave_optimizer(self) -> _Mark:
+    def leave_optimizer(self) -> Mark:
         end = self.mark()
         if self._optimizer is not None:
             self._optimizer[_END] = end
             self._optimizer = None
         return end
 
-    def _open(self, kind: str, unit: str) -> _OpenSpan:
+    def _open(self, kind: str, unit: str) -> OpenSpan:
         span = [kind, unit, self._position.micro_batch, self.mark(), None, None]
         self.step.spans.append(span)
         return span
 
-    def _look_for_gradients(self, span: _OpenSpan, module: str | None) -> None:
+    def _look_for_gradients(self, span: OpenSpan, module: str | None) -> None:
         """A gradient's memory may be there while no parameter has it: a bucket of DDP's lasts."""
         if self.step.traced and self.has_gradients is not None:
             span[_HAS_GRADIENTS] = self.has_gradients(module)
 
-    def _close_unit_backward(self, end: _Mark) -> None:
+    def _close_unit_backward(self, end: Mark) -> None:
         if self._unit_backward is not None:
             self._unit_backward[_END] = end
             self._unit_backward = None
@@ -328,10 +258,8 @@ class SpanLog:
                 step.seen = SeenBatches()
             if step.seen.is_repeated(name, args, kwargs, self._position.micro_batch):
                 return
-        is_sure = step.traced or not info.may_be_length_first
-        told = self.on_first_batch if is_sure else None
-        if num_samples is not None and told is not None and told(num_samples):
-            self.on_first_batch = None
+        if num_samples is not None and (step.traced or not info.may_be_length_first):
+            self.first_batch.see_call(name, num_samples)
         given.num_samples = _sum(given.num_samples, num_samples)
         given.num_tokens = _sum(given.num_tokens, num_tokens)
 
@@ -378,23 +306,5 @@ def _first_tensor_with_grad(output: Any) -> torch.Tensor | None:
     return next((found for value in values if (found := _first_tensor_with_grad(value)) is not None), None)
 
 
-def _what_a_model_was_given(given: dict[str, Given]) -> Given:
-    """A part that the script calls beside the whole model (a generator over pieces of its output) tells nothing. Of parts
-    alone it is the first of as many samples as most were given: a loss among them has a row for each word, and a part
-    that reads words letter by letter one for each of these."""
-    parts = [
-        part
-        for name, part in given.items()
-        if not any(name != other and innermost(name, {other}) == other for other in given)
-    ]
-    known = Counter(part.num_samples or 0 for part in parts if part.num_samples)
-    most = max(known.values(), default=0)
-    return next((part for part in parts if known[part.num_samples or 0] == most), parts[0])
-
-
 def _sum(before: int | None, more: int | None) -> int | None:
     return None if before is None or more is None else before + more
-
-
-def _difference(after: int | None, before: int | None) -> int | None:
-    return None if after is None or before is None else after - before

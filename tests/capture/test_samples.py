@@ -148,6 +148,21 @@ def test_the_first_batch_is_told_as_soon_as_its_samples_are_sure(tmp_path, batch
     assert told == [found]
 
 
+def test_a_trial_before_the_training_is_not_the_first_batch(tmp_path):
+    """As sbi tries its networks out: `run` warned that the plan's micro-batch was another."""
+    model = torch.nn.Linear(5, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    told = []
+    with memadvisor.profile(tmp_path / "run") as prof:
+        prof._recorder.on_first_batch = lambda num_samples: told.append(num_samples) is None
+        model(torch.randn(2, 5))
+        for _ in range(4):
+            model(torch.randn(12, 5)).sum().backward()
+            optimizer.step()
+
+    assert told == [12]
+
+
 def test_a_call_for_many_tasks_at_once_does_not_tell_its_samples():
     found = []
 
