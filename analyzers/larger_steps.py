@@ -2,8 +2,9 @@
 
 Batches that are padded to their own longest sample, or bucketed by length, make steps of many sizes, and the largest takes
 the most memory. Where the allocator kept every step's peak, as on CUDA, peaks are compared; elsewhere what the largest call of
-a model was given, in elements of its tensors. Memory need not grow as they do, so how much more such a step takes is
-not said.
+a model was given, in elements of its tensors, and where none was given more, what gradients later steps had: layers that are
+unfrozen one after another, or added, are trained from then on. Memory need not grow as these do, so how much more such a step
+takes is not said.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from memadvisor.run.records import Step
 from memadvisor.run.run import RankRun
 from memadvisor.units import format_bytes
 
+Compared = Literal["peak_bytes", "input_elements", "gradient_bytes"]
 _NOTICEABLE = 0.02  # of the traced step's size
 
 
@@ -23,13 +25,13 @@ _NOTICEABLE = 0.02  # of the traced step's size
 class LargerSteps:
     """The largest of a run's steps, where it is noticeably larger than the traced one.
 
-    `size` and `traced_size` are bytes where `compared` is "peak_bytes", elements where it is "input_elements"; of several
+    `size` and `traced_size` are bytes, elements where `compared` is "input_elements"; of several
     ranks, those of the rank that has most. `num_larger` of `num_compared` other steps were noticeably larger.
     `is_past_first`: the first step had the largest elements, and is left out where a later one is larger than the traced
-    one too. Traced, it would not show what optimizers keep from then on.
+    one too. Of gradients, steps before the traced one are left out. Traced, it would not show what optimizers keep from then on.
     """
 
-    compared: Literal["peak_bytes", "input_elements"]
+    compared: Compared
     step: int
     size: int
     traced_step: int
@@ -47,6 +49,13 @@ class LargerSteps:
                 f"The traced step is not the largest: {shares} other steps had a higher peak, the highest "
                 f"{format_bytes(self.size)} in step {self.step}. Profile again with --trace-step {self.step} to see what it "
                 "is made of."
+            )
+        if self.compared == "gradient_bytes":
+            return (
+                f"The traced step is not the largest: {shares} later steps trained more, most step {self.step}, in which an "
+                f"optimizer had gradients of {format_bytes(self.size)}; in the traced one the most that one had was "
+                f"{format_bytes(self.traced_size)}. What that step takes is not recorded: profile again with "
+                f"--trace-step {self.step}."
             )
         ratio = self.size / self.traced_size
         steps = "steps after the first" if self.is_past_first else "other steps"
@@ -67,17 +76,18 @@ def larger_steps(ranks: Iterable[RankRun]) -> LargerSteps | None:
     has_peaks = any(
         step.peak_allocated_bytes is not None for rank in ranks for step in rank.steps if not step.traced
     )
-    return _compared(ranks, traced[0], "peak_bytes" if has_peaks else "input_elements")
+    if has_peaks:
+        return _compared(ranks, traced[0], "peak_bytes")
+    return _compared(ranks, traced[0], "input_elements") or _compared(ranks, traced[0], "gradient_bytes")
 
 
-def _compared(
-    ranks: tuple[RankRun, ...], traced: int, compared: Literal["peak_bytes", "input_elements"]
-) -> LargerSteps | None:
+def _compared(ranks: tuple[RankRun, ...], traced: int, compared: Compared) -> LargerSteps | None:
     sizes: dict[int, int] = {}
     for rank in ranks:
         for step in rank.steps:
             size = _size(step, compared)
-            if size is not None:
+            is_due = compared != "gradient_bytes" or step.index >= traced
+            if size is not None and is_due:
                 sizes[step.index] = max(sizes.get(step.index, 0), size)
     traced_size = sizes.pop(traced, None)
     if not traced_size:
@@ -103,5 +113,7 @@ def _compared(
     )
 
 
-def _size(step: Step, compared: Literal["peak_bytes", "input_elements"]) -> int | None:
+def _size(step: Step, compared: Compared) -> int | None:
+    if compared == "gradient_bytes":
+        return step.gradient_bytes
     return step.peak_allocated_bytes if compared == "peak_bytes" else step.largest_input_elements

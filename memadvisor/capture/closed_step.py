@@ -51,6 +51,7 @@ class ClosedStep:
             else None,
             num_repeated_batches=0 if step.seen is None else step.seen.num_repeated,
             largest_input_elements=step.largest_input or None,
+            gradient_bytes=step.gradient_bytes or None,
             device_lag_s=device_lag_s,
         )
         return row, spans, self._data_waits() if step.waits else ()

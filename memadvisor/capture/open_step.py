@@ -65,6 +65,7 @@ class OpenStep:
     seen: SeenBatches | None = None  # before anything was given
     largest_input: int = 0  # elements that a model was given in one call, at most
     largest_input_since_update: int = 0
+    gradient_bytes: int = 0  # of the parameters of one optimizer as it stepped, at most
     num_backwards: int = 0
     num_derivatives: int = 0  # of these
     num_micro_batches: int = 0

@@ -173,7 +173,7 @@ class Recorder:
         self._around.see_update(optimizer, self._spans)
         self._position.in_optimizer = True
         if self._spans is not None:
-            self._spans.enter_optimizer()
+            self._spans.enter_optimizer(optimizer)
             self._spans.spend_since(begin_s)
         self._tracing.name_known()
         self._tracing.note_place()

@@ -27,6 +27,7 @@ from memadvisor.capture.samples import (
     is_without_graph,
     num_elements_of,
 )
+from memadvisor.capture.updates import gradient_bytes_of
 from memadvisor.never_compiled import never_compiled
 
 _MICRO_BATCH, _START, _END, _HAS_GRADIENTS = 2, 3, 4, 5
@@ -102,6 +103,7 @@ class SpanLog:
         rest.seen = None
         rest.given = {name: each.since(ended.given.get(name, Given())) for name, each in rest.given.items()}
         rest.largest_input = rest.largest_input_since_update
+        rest.gradient_bytes = 0
         ended.is_pieced = rest.is_pieced = True
         self._note_micro_batches(ended)
         return ended
@@ -205,7 +207,9 @@ class SpanLog:
         self._unit_backward = span
         self.end_timing(begin_s)
 
-    def enter_optimizer(self) -> None:
+    def enter_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.has_unit_spans:
+            self.step.gradient_bytes = max(self.step.gradient_bytes, gradient_bytes_of(optimizer))
         self._optimizer = self._open("optimizer", "")
 
     def leave_optimizer(self) -> Mark:

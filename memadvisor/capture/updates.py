@@ -83,6 +83,17 @@ def existing_optimizers() -> list[torch.optim.Optimizer]:
     return [each for each in living(torch.optim.Optimizer) if getattr(type(each).step, "hooked", False)]
 
 
+def gradient_bytes_of(optimizer: torch.optim.Optimizer) -> int:
+    """As large as its parameters that have gradients now."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return sum(
+            each.nbytes
+            for group in optimizer.param_groups
+            for each in group["params"]
+            if each.grad is not None and each.layout == torch.strided
+        )
+
+
 def _number(optimizer: torch.optim.Optimizer) -> int:
     """The same for all optimizers of the same parameters, made one after another."""
     for group in optimizer.param_groups:

@@ -120,6 +120,8 @@ class Step:
     and its time is part of the step's (analyzers/evaluation.py counts them). A step whose end was known only later
     (capture/steps.py), and the one after it, have no `recorder_s`, and the former no bytes. `device_lag_s`: how far the
     device was behind the host when the optimizer began; None on CPUs, and in older runs.
+    `gradient_bytes`: of the parameters that had gradients as an optimizer stepped, of the one that had most; None where
+    modules were not listened to, where no optimizer stepped or none had any, and in older runs.
     """
 
     index: int
@@ -136,6 +138,7 @@ class Step:
     num_repeated_batches: int = 0
     largest_input_elements: int | None = None
     device_lag_s: float | None = None
+    gradient_bytes: int | None = None
 
     @property
     def duration_s(self) -> float:

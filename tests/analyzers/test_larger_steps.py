@@ -113,3 +113,18 @@ def test_every_view_says_that_the_peak_is_of_a_smaller_step():
     assert [f"{words} What fits here may not fit there."] == list(size_notes(run))
     gate = judge(analysis, Limits(max_peak_bytes=2**40), None).gates[0]
     assert gate.where.endswith("larger ones were not traced")
+
+
+def test_a_later_step_that_trains_more_is_named():
+    """Of layers that are unfrozen one after another. What the first steps had tells nothing: an engine watches them."""
+    found = larger_steps(ranks_of([9000, 100, 5000, 5001, 20000, 30000, None], field="gradient_bytes"))
+    assert found is not None
+    assert (found.compared, found.step, found.size, found.num_larger, found.num_compared) == (
+        "gradient_bytes",
+        5,
+        30000,
+        2,
+        3,
+    )
+    assert "in the traced one the most that one had was 4.88 KiB" in found.in_words
+    assert larger_steps(ranks_of([9000, 100, 5000, 5001], field="gradient_bytes")) is None
