@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ class Lifetime:
     they have been moved; `saved_s` is then when room was made for them. `original_bytes`: of what is kept in fewer
     bits; None for all else. `other_modules` save it as well; `is_held_elsewhere`: it outlives autograd, so that
     somebody else, such as a variable of the script, keeps it alive anyway. `is_made_again`: saved in the backward, by
-    the second forward of a checkpoint.
+    the second forward of a checkpoint. `is_dropped`: autograd let go of it before the next backward began, as the script did
+    of what had been made with it (a copy without a graph goes on in its place).
     """
 
     storage_id: int
@@ -45,6 +47,7 @@ class Lifetime:
     returned_of: int | None = None
     original_bytes: int | None = None
     is_made_again: bool = False
+    is_dropped: bool = False
 
     @property
     def kept_s(self) -> float | None:
@@ -58,7 +61,8 @@ class SavedBytes:
 
     A storage counts once, for the one that saved it first, also where it is moved to another tier and back. Model
     states and what was there before the step do not count: they would be alive anyway. Nor does what a checkpoint's
-    second forward saves: it is there for one block's backward at a time, and a sum over all may exceed the peak.
+    second forward saves: it is there for one block's backward at a time, and a sum over all may exceed the peak; nor what is
+    dropped.
     `by_operator_bytes` says which operators made it.
     """
 
@@ -100,7 +104,7 @@ def activations(traced: TracedCalls | None) -> Activations | None:
     in_order = [
         life
         for life in sorted(lifetimes, key=lambda life: life.saved_s)
-        if life.returned_of not in known and not life.is_made_again
+        if life.returned_of not in known and not (life.is_made_again or life.is_dropped)
     ]
     for life in in_order:
         by_micro_batch[life.micro_batch] += life.size_bytes
@@ -122,6 +126,12 @@ def activations(traced: TracedCalls | None) -> Activations | None:
 
 def _lifetimes(traced: TracedCalls) -> Iterator[Lifetime]:
     start_s = traced.step.start_s
+    backwards = sorted(
+        span.start_s
+        for span in traced.rank.spans
+        if span.step == traced.step.index and span.kind == "backward"
+    )
+    moved = {row.copy_of for row in traced.saves}
     second_runs = union((c.start_s, c.end_s) for c in traced.rank.module_calls if c.phase == "recompute")
     for storage_id, rows in traced.saves_of.items():
         storage = traced.storages[storage_id]
@@ -132,6 +142,8 @@ def _lifetimes(traced: TracedCalls) -> Iterator[Lifetime]:
         is_back = origin is not storage and first.original_bytes is None
         releases = [row.released_s for row in rows if row.released_s is not None]
         released_s = max(releases) if len(releases) == len(rows) else None
+        following = backwards[bisect_right(backwards, first.saved_s) :][:1]
+        is_dropped = released_s is not None and any(released_s < start_s for start_s in following)
         yield Lifetime(
             storage_id=storage_id,
             module=first.module,
@@ -152,6 +164,7 @@ def _lifetimes(traced: TracedCalls) -> Iterator[Lifetime]:
             returned_of=origin.storage_id if is_back else None,
             original_bytes=first.original_bytes,
             is_made_again=first.copy_of is None and holds(second_runs, first.saved_s),
+            is_dropped=is_dropped and storage_id not in moved,
         )
 
 
