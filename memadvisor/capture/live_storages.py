@@ -9,6 +9,7 @@ import torch
 
 from memadvisor.capture.allocator import device_blocks
 from memadvisor.capture.census import Labelled, cublas_workspaces, state_tensors
+from memadvisor.capture.kept_gradients import kept_gradients
 from memadvisor.capture.memory_watch import LiveBlock, MemoryWatch
 from memadvisor.capture.models import Models
 from memadvisor.capture.tensor_storage import describe, plain_tensors, storage_address
@@ -64,6 +65,8 @@ def _known_with_modules(
                 yield tensor, "optimizer_state", *owners.get(id(owner), ("", ""))
     for buffer in models.buffers():
         yield buffer, "other", "", ""
+    for gradient, unit in kept_gradients(models):
+        yield gradient, "gradient", unit, unit
     for copied in weight_copies(models):
         yield copied, "weight_copy", "", ""
 

@@ -58,7 +58,8 @@ class Trace:
 class Tracer:
     """Traces from construction to `finish` or `abandon`. Raises RuntimeError where it may not start.
 
-    `fail` is told of what of ours raises inside of the script's operators, which go on. `copies` are asked for once, at the start: a list that the step itself makes may be of its gradients (weight_copies.py).
+    `fail` is told of what of ours raises inside of the script's operators, which go on. What is labelled `beside` what is `known` is asked
+    for once, at the start: a list that the step itself makes may be of its gradients (weight_copies.py).
     `cpu` is the CPU allocator's account, where it keeps one; `mark` marks a moment on the device. Of a step that
     `is_long` the allocator's events carry no operators, of which more are seen: what an operator allocates is of the
     operator that was dispatched, whatever it calls.
@@ -70,7 +71,7 @@ class Tracer:
         device: torch.device,
         known: Callable[[], Iterable[Labelled]],
         *,
-        copies: Callable[[], Iterable[torch.Tensor]] = tuple,
+        beside: Callable[[], Iterable[Labelled]] = tuple,
         fail: Callable[[BaseException], None],
         cpu: CpuAccount | None,
         mark: Callable[[], Mark] | None = None,
@@ -97,9 +98,7 @@ class Tracer:
         self.mode.look_who_holds = self._hooks.holders.look
         self.module_calls = ModuleCallLog(self.mode.address)
         self._given = device_blocks(device)
-        self._residents: list[Resident] = residents(
-            [*known(), *((tensor, "weight_copy", "") for tensor in copies())], device, cpu, self._given
-        )
+        self._residents: list[Resident] = residents([*known(), *beside()], device, cpu, self._given)
         self._start_allocated_bytes: int | None = None
         self.offset_ns = monotonic_less_wall_ns()
         self._end_ns: int | None = None  # where it is held
