@@ -68,11 +68,14 @@ def check_trained(rank: RankRun) -> None:
     names = {parameter.name for parameter in rank.parameters if not parameter.name.startswith(_LOOSE)}
     is_updated = any(state.parameter in names for state in rank.optimizer_states)
     if "unit_forward" in kinds and "unit_backward" not in kinds and not is_updated:
-        raise UsageError(
+        why = (
             "Nothing that the model has is trained: the script calls it with parameters from elsewhere "
-            "(torch.func.functional_call), which no plan can be about.",
-            hint="the run's report says what fills the memory.",
+            "(torch.func.functional_call), which no plan can be about."
+            if "backward" in kinds
+            else "The traced step had no backward pass (derivatives that go forward keep nothing for one): there is nothing that "
+            "a plan could free."
         )
+        raise UsageError(why, hint="the run's report says what fills the memory.")
 
 
 def is_each_called_once(rank: RankRun, step: Step) -> bool:

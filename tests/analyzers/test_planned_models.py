@@ -37,3 +37,12 @@ def test_a_model_that_is_called_with_others_parameters_is_not_trained():
     check_trained(replace(rank, spans=spans))
     with pytest.raises(UsageError, match="functional_call"):
         check_trained(replace(rank, spans=spans, optimizer_states=states))
+
+
+def test_a_step_without_a_backward_has_nothing_to_free():
+    """Of gradients by torch.func.jvp: the model was said to be called with parameters from elsewhere."""
+    rank = make_run().ranks[0]
+    spans = tuple(span for span in rank.spans if span.kind not in ("backward", "unit_backward"))
+
+    with pytest.raises(UsageError, match="no backward pass"):
+        check_trained(replace(rank, spans=spans, optimizer_states=()))
