@@ -25,6 +25,7 @@ from memadvisor.capture.tensor_storage import (
     storage_address,
 )
 from memadvisor.capture.truth import is_profiler_free
+from memadvisor.capture.wrapped_states import wrapped_states
 from memadvisor.run.children import children_of
 from memadvisor.run.living import living, outermost_modules
 from memadvisor.run.records import OptimizerState, Parameter
@@ -41,7 +42,7 @@ def known_tensors(
     sources: Iterable[Callable[[], Iterable[Labelled]]],
 ) -> Iterator[Labelled]:
     """Tensors whose category is certain, engines' own buffers first. Where no optimizer of torch's has stepped, what
-    dictionaries have under parameters is state of the script's own."""
+    dictionaries have under parameters is state of the script's own, and what is wrapped as they are."""
     for source in sources:
         yield from source()
     units: dict[int, str] = {}
@@ -56,7 +57,10 @@ def known_tensors(
             for tensor in state_tensors(state):
                 yield tensor, "optimizer_state", units.get(id(owner), "")
     if not stepped:
-        for owner, state in kept_by_parameters([parameter for *_, parameter in models.parameters()]):
+        own = [parameter for *_, parameter in models.parameters()]
+        for tensor, owner in wrapped_states(own):
+            yield tensor, "optimizer_state", units[id(owner)]
+        for owner, state in kept_by_parameters(own):
             for tensor in state_tensors(state):
                 yield tensor, "optimizer_state", units[id(owner)]
     for buffer in models.buffers():
