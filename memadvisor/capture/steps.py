@@ -13,6 +13,9 @@ before. Where that turns out wrong:
   its critics (SAC in cleanrl). Once `settle` says so, each step ends with the update that was made most often, the first
   of these, whatever else it holds, as long as that is made.
 
+- Where nobody is left who could make the expected update (a search whose trials each have a model and an optimizer), what a
+  step ends with is expected anew, as at first.
+
 So optimizers that step one after another, each of its own parameters, make one step; so do a GAN's two; a critic
 that is updated twice a round makes two; an optimizer that steps every k-th time changes nothing. What is left when
 the script ends is a step of its own if it holds an update that was never made before, or more often than there are
@@ -30,11 +33,15 @@ _MOST_OF_A_KIND = 8  # updates in a step, until the one that steps end with coun
 class StepCycle:
     """Told of every update by a number of its own; says when a training step has ended.
 
-    `existing` gives the updates that could be made by now; it is asked once.
+    `existing` gives the updates that could be made by now; it is asked once, and again when `is_gone` says of what steps end
+    with that nobody could make it any more.
     """
 
-    def __init__(self, existing: Callable[[], Collection[int]]) -> None:
+    def __init__(
+        self, existing: Callable[[], Collection[int]], is_gone: Callable[[int], bool] = lambda update: False
+    ) -> None:
         self._existing = existing
+        self._is_gone = is_gone
         self._expected: frozenset[int] | None = None  # of the first step
         self._last: int | None = None  # what a step is expected to end with
         self._is_settled = False
@@ -85,6 +92,9 @@ class StepCycle:
         return has_just_ended and update not in self._ended
 
     def _is_last(self, update: int) -> bool:
+        if self._last is not None and update != self._last and self._is_gone(self._last):
+            self._last = self._expected = None
+            self._is_settled = False
         if self._last is not None:
             return update == self._last
         if self._expected is None:

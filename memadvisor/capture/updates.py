@@ -22,11 +22,12 @@ class Updates:
     def __init__(self, parameters: Callable[[], Iterable[torch.Tensor]]) -> None:
         self.last_end: float | DeviceMark | None = None
         self._parameters = parameters
-        self.cycle = StepCycle(self._expected)
+        self.cycle = StepCycle(self._expected, self._is_gone)
         self._stepping: list[int] = []
         # By id: there may be one optimizer for each parameter. With each its number, since what a plan shards has
         # other parameters in its groups while it steps.
         self._known: dict[int, tuple[weakref.ref[torch.optim.Optimizer], int]] = {}
+        self._makers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}  # by number, the last that was met
 
     def enter(self, optimizer: torch.optim.Optimizer) -> bool:
         """True: the training step had ended with the previous update."""
@@ -57,10 +58,16 @@ class Updates:
             if not seen or any(id(p) in seen for group in optimizer.param_groups for p in group["params"])
         ]
 
+    def _is_gone(self, number: int) -> bool:
+        last = self._makers.get(number)
+        return last is not None and last() is None
+
     def _number_of(self, optimizer: torch.optim.Optimizer) -> int:
         known = self._known.get(id(optimizer))
         if known is None or known[0]() is not optimizer:
-            known = self._known[id(optimizer)] = (weakref.ref(optimizer), _number(optimizer))
+            reference = weakref.ref(optimizer)
+            known = self._known[id(optimizer)] = (reference, _number(optimizer))
+            self._makers[known[1]] = reference
         return known[1]
 
     @property

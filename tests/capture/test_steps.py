@@ -242,3 +242,20 @@ def test_derivatives_are_no_micro_batches_and_a_solvers_points_no_samples(tmp_pa
 
     assert [step.num_micro_batches for step in rank.steps] == [2] * 5
     assert [step.num_samples for step in rank.steps] == [12] * 5
+
+
+def test_trials_of_one_step_each_are_steps_of_their_own(tmp_path):
+    """As a search gives most of them up after the first: these were one step together, as none made what was expected."""
+
+    def trial(num_steps):
+        models = [nn.Linear(4, 4), nn.Linear(4, 1)]
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+        for _ in range(num_steps):
+            for model, optimizer in zip(models, optimizers, strict=True):
+                model(torch.randn(8, 4)).sum().backward()
+                optimizer.step()
+
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for num_steps in (3, 1, 1, 1, 2):
+            trial(num_steps)
+    assert len(prof.run.ranks[0].steps) == 8
