@@ -29,6 +29,7 @@ from memadvisor.capture.loader_hooks import tell_of_loaders
 from memadvisor.capture.open_spans import look_outside
 from memadvisor.capture.optimizer_hooks import tell_of_updates
 from memadvisor.capture.position import Position
+from memadvisor.capture.script_modes import past_modes
 from memadvisor.capture.training_thread import OTHERS, TrainingThread
 from memadvisor.cuda_graphs import CAPTURED, is_of_compiler
 from memadvisor.never_compiled import never_compiled, never_compiled_itself
@@ -126,7 +127,7 @@ class Hooks:
             hooks.pop(number, None)
             if trains and self.on_first_call is not None:
                 try:
-                    self.on_first_call(args, _keywords_of_call())
+                    past_modes(self.on_first_call)(args, _keywords_of_call())
                 except Exception as error:
                     self._observer.fail(error)
 
@@ -155,6 +156,7 @@ class Hooks:
         self, call: Callable[..., None], is_trainings: Callable[[], bool] | None = None
     ) -> Callable[..., None]:
         """`is_trainings` is asked first: whether the pass or update that begins or ends is the training's."""
+        call = past_modes(call)
 
         def guarded(*args: Any) -> None:
             if is_compiling():
@@ -176,6 +178,7 @@ class Hooks:
     def _module_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
         observer, position, plain = self._observer, self._observer.position, self._observer.plain_modules
         thread = self._thread
+        enter_module, leave_module = past_modes(observer.enter_module), past_modes(observer.leave_module)
 
         def enter(module: torch.nn.Module, args: Any) -> None:
             if is_dynamo_compiling():  # a constant to Dynamo, which inlines hooks; is_compiling costs more
@@ -187,7 +190,7 @@ class Hooks:
                 ident = get_ident()
                 if ident != thread.ident and not thread.begins(trains=False):
                     return
-                observer.enter_module(module, args)
+                enter_module(module, args)
                 if thread.ident != ident and not thread.is_ours():  # another took its place meanwhile
                     thread.withdraw()
             except Exception as error:
@@ -199,7 +202,7 @@ class Hooks:
             try:
                 if get_ident() != thread.ident and not thread.is_ours():
                     return
-                observer.leave_module(module, args, *rest)
+                leave_module(module, args, *rest)
             except Exception as error:
                 observer.fail(error)
 
