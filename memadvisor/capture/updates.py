@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from itertools import count
+from typing import Any
 
 import torch
 
@@ -27,6 +29,8 @@ class Updates:
         # By id: there may be one optimizer for each parameter. With each its number, since what a plan shards has
         # other parameters in its groups while it steps.
         self._known: dict[int, tuple[weakref.ref[torch.optim.Optimizer], int]] = {}
+        self._firsts: dict[int, tuple[weakref.ref[Any], int]] = {}  # by id of an optimizer's first parameter
+        self._numbers = count(1)
         self._makers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}  # by number, the last that was met
 
     def enter(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -66,8 +70,18 @@ class Updates:
         known = self._known.get(id(optimizer))
         if known is None or known[0]() is not optimizer:
             reference = weakref.ref(optimizer)
-            known = self._known[id(optimizer)] = (reference, _number(optimizer))
+            known = self._known[id(optimizer)] = (reference, self._number(optimizer))
             self._makers[known[1]] = reference
+        return known[1]
+
+    def _number(self, optimizer: torch.optim.Optimizer) -> int:
+        """The same for all optimizers of the same parameters, made one after another. What is made where a parameter has lain
+        that is gone has another."""
+        parameters = (each for group in optimizer.param_groups for each in group["params"])
+        first = next(parameters, optimizer)
+        known = self._firsts.get(id(first))
+        if known is None or known[0]() is not first:
+            known = self._firsts[id(first)] = (weakref.ref(first), next(self._numbers))
         return known[1]
 
     @property
@@ -99,11 +113,3 @@ def gradient_bytes_of(optimizer: torch.optim.Optimizer) -> int:
             for each in group["params"]
             if each.grad is not None and each.layout == torch.strided
         )
-
-
-def _number(optimizer: torch.optim.Optimizer) -> int:
-    """The same for all optimizers of the same parameters, made one after another."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            return id(parameter)
-    return id(optimizer)
