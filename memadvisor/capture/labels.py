@@ -76,8 +76,7 @@ class LabelMode(OwnMode):
         self._log = log
         self._flat, self.sightings = log.flat, log.sightings
         self._collectives = collectives
-        self._tell = fail
-        self._position = position
+        self._tell, self._position = fail, position
         self._is_here = presence(device)
         self._may_be_shared = device.type == "cpu"
         self._nodes = NodePlaces()
@@ -86,15 +85,14 @@ class LabelMode(OwnMode):
         self.here = self.live_place()
         self._in_backward = self.here.phase == "backward"
         self._last_place: Place | None = None
-        self._large_bytes = 0  # half of the most that an operator has written in this step
+        self._large_bytes = 0  # half of the most that an operator has written since a unit was entered or left
         self.look_who_holds: Callable[[list[int]], None] | None = None
         self._count_autocasts = OpenAutocasts(log.nestings).count
         self._is_at_leaf = False  # in the backward: whether the node that runs accumulates a gradient
         self._node: int | None = None  # and what would stand beside the operator whose node it is
         self.most_operators = self._num_left = MOST_OF_LONG_STEP if is_long else MOST_OPERATORS
-        self.is_active = True
         self.names_nodes = True  # whether autograd may have a node for what runs now
-        self.is_full = False  # more operators than may be remembered; what follows is not seen
+        self.is_active, self.is_full = True, False  # full: of what follows nothing can be remembered
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -359,8 +357,10 @@ class LabelMode(OwnMode):
     def note_place(self) -> None:
         """A module was entered or left, or the phase changed."""
         self._count_autocasts()
-        place = self.here = self.live_place()
-        self._in_backward = place.phase == "backward"
+        before, place = self.here, self.live_place()
+        self.here, self._in_backward = place, place.phase == "backward"
+        if place.unit != before.unit:  # another may write far more at a time, and have its peak elsewhere
+            self._large_bytes = 0
         self._log.places.append((time_ns(), place))
         if place.phase != "backward":  # what the script does between modules is of none of them
             self._nodes.mark(place)  # the backward finds its modules by them

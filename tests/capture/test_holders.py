@@ -74,3 +74,35 @@ def test_what_a_forward_holds_where_no_module_ends_is_seen_at_its_large_operator
     hidden = next(row for row in rank.storages if row.shape == "[64, 32]" and row.phase == "forward")
     loss = next(row for row in rank.operators if row.name == "aten::_log_softmax")
     assert ((hidden.last_held_s or 0.0) >= loss.start_s) != lets_go
+
+
+class Pooled(nn.Module):
+    """Has a tensor in a variable, of which it has made all that it will, while it goes on."""
+
+    def __init__(self, lets_go):
+        super().__init__()
+        self.weight, self.lets_go = nn.Parameter(torch.ones(16)), lets_go
+
+    def forward(self, x):
+        hidden = (x * self.weight).sin()
+        scale = hidden.mean().sigmoid()
+        scaled = hidden * scale
+        if self.lets_go:
+            del hidden
+        return scaled.cos() + scaled
+
+
+@pytest.mark.parametrize("lets_go", [False, True])
+def test_what_is_large_for_a_unit_is_looked_at_though_another_one_writes_more(tmp_path, lets_go):
+    """As the copies of large weights are that autocast makes, or the first layers of a network of convolutions."""
+    model = nn.Sequential(nn.Linear(16, 4096), nn.Linear(4096, 16), Pooled(lets_go), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memadvisor.profile(tmp_path) as prof:
+        for _ in range(4):
+            model(torch.randn(64, 16)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    rank = prof.run.ranks[0]
+    made = {row.name: row for row in rank.operators if row.unit == "2" and row.phase == "forward"}
+    hidden = next(row for row in rank.storages if (row.operator, row.phase) == ("aten::sin", "forward"))
+    assert ((hidden.last_held_s or 0.0) >= made["aten::add"].start_s) != lets_go
