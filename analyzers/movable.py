@@ -114,6 +114,9 @@ def boundary_tensors(
             last_use_segment=max(last_use, passes.end_of_forward(item.birth)) if again else last_use,
             saved_until=saved_until(item, starts),
             input_of=input_of,
+            saved_by_takers=frozenset(
+                s.unit for s in item.saved if passes.forward_at(s.saved_s) != item.birth
+            ),
             cast_again=again,
             earlier_copies=earlier_copies(item, passes) if is_saved_by_maker and not again else (),
         )

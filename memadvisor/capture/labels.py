@@ -85,7 +85,7 @@ class LabelMode(OwnMode):
         self.here = self.live_place()
         self._in_backward = self.here.phase == "backward"
         self._last_place: Place | None = None
-        self._large_bytes = 0  # half of the most that an operator has written since a unit was entered or left
+        self._large_bytes = 0  # half of the most that was written at once since a unit began or ended
         self.look_who_holds: Callable[[list[int]], None] | None = None
         self._count_autocasts = OpenAutocasts(log.nestings).count
         self._is_at_leaf = False  # in the backward: whether the node that runs accumulates a gradient

@@ -3,13 +3,14 @@
 A recomputed unit's own saved tensors (`Inner`) die in its forward and come back when the stretch that it keeps
 them for is run again: before its own backward, or that of the stretch's last unit. A tensor between units
 (`BoundaryTensor`) lives until its last use in the forward, the release by every unit that still saves it, and
-the end of every recomputed unit that takes it as input from outside of its stretches. What a stretch makes again
-of it lives from there on until the last release by a unit that saves it or takes it into an inner stretch.
+the end of every recomputed unit that takes it as input from outside of its stretches; of one that runs again by itself
+and does not save it, the end of its second run. What a stretch makes again of it lives from there on until the last
+release by a unit that saves it or takes it into an inner stretch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -57,7 +58,10 @@ class SegmentChange:
     begins_inside: bool = False
 
 
-def changes_of_recomputation(step: CapturedStep, stretches: Stretches) -> Iterable[SegmentChange]:
+def changes_of_recomputation(
+    step: CapturedStep, stretches: Stretches, parted: Collection[str] = ()
+) -> Iterable[SegmentChange]:
+    """`parted`: units that have parts."""
     passes: dict[tuple[str, int], int] = {}  # by unit and forward, where the last that it keeps goes
     for item in step.inner if stretches.units else ():
         if item.unit not in stretches:
@@ -84,12 +88,14 @@ def changes_of_recomputation(step: CapturedStep, stretches: Stretches) -> Iterab
             continue
         maker = step.maker_of(tensor)
         needed = needed_until(tensor, stretches, maker)
+        ends_inside = needed_for_second_run(tensor, stretches, maker, parted)
         death, size_bytes = tensor.death_segment, tensor.size_bytes
         if needed < death:
-            yield SegmentChange(tensor.category, needed + 1, death, -size_bytes)
+            first = needed if ends_inside else needed + 1
+            yield SegmentChange(tensor.category, first, death, -size_bytes, begins_inside=ends_inside)
         elif needed > death:
             yield SegmentChange(tensor.category, death, death, tensor.missed_bytes, begins_inside=True)
-            yield SegmentChange(tensor.category, death + 1, needed, size_bytes)
+            yield SegmentChange(tensor.category, death + 1, needed, size_bytes, ends_inside=ends_inside)
         for first, last in tensor.earlier_copies if maker in stretches else ():
             yield SegmentChange(tensor.category, first, last, size_bytes, begins_inside=True)
         if tensor.cast_again:
@@ -161,6 +167,22 @@ def needed_until(tensor: BoundaryTensor, stretches: Stretches, maker: str | None
     if tensor.death_segment > kept_by_autograd:  # the script holds it
         needs.append(tensor.death_segment)
     return max(needs)
+
+
+def needed_for_second_run(
+    tensor: BoundaryTensor, stretches: Stretches, maker: str | None, parted: Collection[str]
+) -> bool:
+    """Whether in the last segment that it is alive in it is there for a second run alone, whose end is its own. What a
+    unit with parts is called with, a part may keep beyond that."""
+    needed = needed_until(tensor, stretches, maker)
+    # Else the maker keeps what it makes again.
+    kept = [
+        u for unit, u in tensor.saved_until.items() if unit not in stretches or unit in tensor.saved_by_takers
+    ]
+    if needed <= max([tensor.last_use_segment, *kept]) or needed == tensor.death_segment:
+        return False
+    takers = [unit for unit, until in tensor.input_of.items() if until == needed and unit in stretches]
+    return all(stretches.around(unit) == [(unit,)] and unit not in parted for unit in takers)
 
 
 def _made_again(

@@ -61,7 +61,8 @@ class Activations:
         num_segments = len(step.segments)
         during = SegmentChanges(num_segments)
         at_start = SegmentChanges(num_segments)
-        changes = (*changes_of_recomputation(step, stretches), *changes_of_kept(step, stretches, outputs))
+        again = changes_of_recomputation(step, stretches, parts or ())
+        changes = (*again, *changes_of_kept(step, stretches, outputs))
         for change in (*changes, *self.parted.changes(), *changes_of_moved(self.moves)):
             during.add(change.category, change.first, change.last - change.ends_inside, change.delta_bytes)
             first = change.first + change.begins_inside

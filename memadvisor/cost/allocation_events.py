@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
-from memadvisor.cost.activation_changes import needed_until
+from memadvisor.cost.activation_changes import needed_for_second_run, needed_until
 from memadvisor.cost.allocation_event import AGAIN, BIRTH, DEATH, DEATH_AT_BIRTH, FIRST, Event
 from memadvisor.cost.moved_activations import Absence
 from memadvisor.cost.part_events import PartEvents
@@ -65,7 +65,7 @@ class StepEvents:
         again = self._reruns({forward: unit or "" for (unit, _), forward in forwards.items()}, firsts)
         for position, forward in backwards.items():
             self.again[position] = again[forward]
-        self._place(frozenset(recomputed))
+        self._place(frozenset(recomputed), {passed.unit for passed in parts})
         for number, absence in absences.items():
             if absence.is_away:  # from the end of the segment before to that of the last one
                 self.of[absence.first - 1].append(Event(math.inf, DEATH, number, FIRST))
@@ -73,8 +73,8 @@ class StepEvents:
         for events in self.of:
             events.sort()
 
-    def _place(self, recomputed: frozenset[str]) -> None:
-        """Put births and deaths on the segments, as they are when these units are recomputed."""
+    def _place(self, recomputed: frozenset[str], parted: Collection[str]) -> None:
+        """Put births and deaths on the segments, as they are when these units are recomputed, and those have parts."""
         alone = Stretches.alone(recomputed)
         for number, item in enumerate(self._storages):
             if item.birth_segment >= 0:
@@ -96,8 +96,12 @@ class StepEvents:
                     self.of[item.death_segment].append(Event(end_s, DEATH, number, AGAIN))
                 death = item.unsaved_death
             elif item.boundary is not None:
-                needed = needed_until(item.boundary, alone, maker=None)  # none makes its own input
+                boundary = item.boundary
+                needed = needed_until(boundary, alone, maker=None)  # none makes its own input
                 death = death if needed == item.death_segment else (needed, math.inf)
+                if needed in self.again and needed_for_second_run(boundary, alone, None, parted):
+                    self.again[needed].append(Event(math.inf, DEATH, number, FIRST))
+                    continue
             if death[0] < len(self.of):
                 at_birth = death == (item.birth_segment, item.birth_s)
                 kind = DEATH_AT_BIRTH if at_birth or own is not None else DEATH

@@ -101,11 +101,10 @@ class Inner:
 class BoundaryTensor:
     """A tensor that flows between units, and how long each of them needs it.
 
-    `last_use_segment` is its last use in the forward. `saved_until` says for each unit that autograd keeps
-    it for, in which segment it is released. `input_of` gives the backward segment of each unit that takes
-    it as input: recomputing that unit keeps it so long. `missed_bytes`: what the segment that it dies in would reach
-    beyond what it does, if it lived on; all of it where it dies before that segment's highest instant.
-    `earlier_copies`: as of an `Inner`, where the unit that makes it saves it.
+    `last_use_segment` is its last use in the forward. `saved_until` says for each unit that autograd keeps it for, in
+    which segment it is released; `saved_by_takers` those that save it when they take it. `input_of` gives the backward
+    segment of each unit that takes it: recomputing that unit keeps it so long. `missed_bytes`: what the segment that it
+    dies in would reach beyond what it does, if it lived on. `earlier_copies`: as of an `Inner`, where its maker saves it.
     `cast_again`, of a weight that autocast has cast: each call of a unit that saves it, by the segment of its backward, and
     of that where it is released. Its cache ends with the forward, so each of them casts anew when it runs again.
     """
@@ -120,6 +119,7 @@ class BoundaryTensor:
     input_of: Mapping[str, int]
     cast_again: tuple[tuple[str, int, int], ...] = ()
     earlier_copies: tuple[tuple[int, int], ...] = ()
+    saved_by_takers: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

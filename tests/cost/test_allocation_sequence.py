@@ -418,3 +418,30 @@ def test_what_autograd_let_go_of_before_a_unit_ran_again_goes_when_it_has_run():
     log.segment(1, {}, 1.0)
 
     assert [change.size_bytes // MIB for change in log.changes] == [3, 0, 3, 0]
+
+
+def test_what_a_unit_is_called_with_and_does_not_save_goes_when_it_has_run_again():
+    """3 MiB that another unit's code has dropped in the forward are kept for the second run, and not for 4 MiB behind it."""
+    segments = [Unit("forward", "v"), Unit("forward"), Unit("backward")]
+    taken = BoundaryTensor(
+        category="temporary",
+        size_bytes=3 * MIB,
+        birth_segment=0,
+        death_segment=1,
+        missed_bytes=0,
+        last_use_segment=1,
+        saved_until={},
+        input_of={"u": 2},
+    )
+    made = replace(storage("temporary", 3, 0, 1, birth_s=1.0, death_s=12.0), boundary=taken)
+    worked = storage("temporary", 4, 2, 2, birth_s=31.0, death_s=33.0)
+    storages = [made, worked]
+    log = AllocationLog(
+        storages, StepEvents(storages, segments, {"u"}, {}, {}), segments, models_states=False
+    )
+    for position in range(2):
+        log.segment(position, {}, 1.0)
+    log.recomputation(2)
+    log.segment(2, {}, 1.0)
+
+    assert [change.size_bytes // MIB for change in log.changes] == [3, 0, 4, 0]

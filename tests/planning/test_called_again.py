@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from memadvisor.analyzers.segments import captured_step
 from memadvisor.cost.simulate import simulate
@@ -29,6 +30,44 @@ class Shared(Gpt):
         for place in (0, 1, 0, 2, 2, 2, 1, 3):
             x = self.blocks[place](x, scale)
         return self.head(x)
+
+
+class Cell(nn.Module):
+    """Joins what it is called with, so its convolution keeps that joined; it multiplies the second state, and keeps it."""
+
+    def __init__(self):
+        super().__init__()
+        self.gates = nn.Conv2d(16, 16, 3, padding=1)
+
+    def forward(self, x, hidden, state):
+        forget, new = self.gates(torch.cat([x, hidden], 1)).chunk(2, 1)
+        state = forget.sigmoid() * state + new.tanh()
+        return state.tanh(), state
+
+
+class ConvLstm(nn.Module):
+    """Two cells, called in turn with what they have made before."""
+
+    def __init__(self):
+        super().__init__()
+        self.cells = nn.ModuleList(Cell() for _ in range(2))
+
+    def loss(self):
+        states = [(torch.zeros(4, 8, 24, 24), torch.zeros(4, 8, 24, 24)) for _ in self.cells]
+        for _ in range(6):
+            x = torch.randn(4, 8, 24, 24)
+            for place, cell in enumerate(self.cells):
+                states[place] = cell(x, *states[place])
+                x = states[place][0]
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("chosen", [("cells.0",), ("cells.0", "cells.1")])
+def test_what_cells_are_called_with_goes_with_their_second_run_or_where_autograd_lets_go(chosen):
+    predicted, measured, losses = predicted_and_measured(ConvLstm, 1, chosen, bf16=False)
+
+    assert losses[0] == losses[1]
+    assert measured == predicted
 
 
 @pytest.mark.parametrize(

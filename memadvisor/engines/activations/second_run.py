@@ -141,7 +141,8 @@ class until_enough:  # it reads as a function
         return is_enough
 
 
-def value_of(place: Place, unit: str) -> torch.Tensor:
+def value_of(place: Place, unit: str, *, stays: bool = False) -> torch.Tensor:
+    """What a place stands for; with `stays` nobody could make it once more."""
     if place.later is not None:
         part, unpack = place.later
         return unpack(part)
@@ -151,7 +152,7 @@ def value_of(place: Place, unit: str) -> torch.Tensor:
             f"the forward of {unit!r} saved other tensors when it was run again; "
             "it cannot be recomputed (memadvisor run --policy none)"
         )
-    if is_for_derivative():
+    if is_for_derivative() and not stays:
         place.value = None
     return value
 
@@ -274,7 +275,8 @@ class Returned:
 
 
 class _Alone:
-    """A call that keeps its arguments alone. The hooks that autograd holds are all that holds it."""
+    """A call that keeps its arguments alone, until its second run, which fills all places that are still waited for; one
+    for a derivative is not the last. The hooks that autograd holds are all that holds it."""
 
     def __init__(
         self,
@@ -292,9 +294,10 @@ class _Alone:
         self._forward = forward
         self._around = around
         leaves, self._spec = tree_flatten(arguments)
-        self._leaves = each_once(lambda leaf: kept_of(leaf, told), leaves)
+        self._leaves: list[Any] = each_once(lambda leaf: kept_of(leaf, told), leaves)
         self._moving = [kept is not leaf for kept, leaf in zip(self._leaves, leaves, strict=True)]
         self._versions = versions_of(self._leaves)
+        self._has_run = False
         self._conditions = Conditions(leaves)
         self._places = Places()
         self.pack = self._places.pack
@@ -308,9 +311,9 @@ class _Alone:
         )
 
     def unpack(self, place: Place) -> torch.Tensor:
-        if place.value is None and place.later is None:
+        if place.value is None and place.later is None and not self._has_run:
             self._again()
-        return value_of(place, self._unit)
+        return value_of(place, self._unit, stays=self._has_run)
 
     def _again(self) -> None:
         probes = [leaf.probe if isinstance(leaf, KeptView) else leaf for leaf in self._leaves]
@@ -326,6 +329,8 @@ class _Alone:
         # Innermost: what is cut short holds its local variables until it is caught, and they are of the run.
         with self._conditions.again(), self._around(), hooks, given, parts, until_enough(filling):
             self._forward(*args, **kwargs)
+        if not is_for_derivative():
+            self._leaves, self._has_run = [], True
 
 
 def run_keeping_arguments(

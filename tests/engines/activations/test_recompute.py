@@ -281,6 +281,23 @@ def test_a_graph_can_be_walked_twice():
         assert all(torch.equal(p.grad, 2 * g) for p, g in zip(model.parameters(), once, strict=True))
 
 
+def test_a_graph_that_has_run_again_can_still_be_walked_for_a_derivative():
+    """What its second run was called with is gone by then: what that made serves all walks."""
+    found = []
+    for policy in ("none", "every-layer"):
+        torch.manual_seed(3)
+        with applied(make_plan(1, policy=policy)):
+            model = new_model()
+            parameters = list(model.parameters())
+            loss = model(torch.zeros(4, 6, dtype=torch.long)).square().mean()
+            loss.backward(retain_graph=True)
+            slopes = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
+            (loss + sum(slope.square().sum() for slope in slopes if slope is not None)).backward()
+            found.append([p.grad for p in parameters if p.grad is not None])
+    assert found[0]
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 def test_removing_leaves_classes_and_torch_as_found():
     def names():
         base = torch.optim.Optimizer

@@ -112,3 +112,28 @@ def test_the_end_of_a_second_run_is_no_error_of_the_scripts():
     plain = train()
     with applied(make_plan(1, policy="every-layer")):
         assert train() == plain
+
+
+class Joining(torch.nn.Module):
+    """Saves a copy of what it is called with; asks, before its backward needs that, whether the first is still there."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+        self.was_there = []
+
+    def forward(self, x):
+        storage = StorageWeakRef(x.untyped_storage())
+        first = torch.cat([x, x]).sin()
+        if not self.was_there:
+            first.register_hook(lambda gradient: self.was_there.append(not storage.expired()))
+        return (first * self.weight).chunk(2)[0]
+
+
+def test_what_a_unit_was_called_with_goes_with_its_second_run():
+    """Nothing that autograd has saved needs it then."""
+    with applied(make_plan(1, units=(UnitPlan(name="1", zero_stage=0, recompute=True),))):
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), Joining(), torch.nn.Linear(4, 4))
+        model(torch.ones(2, 4)).sum().backward()
+
+    assert model[1].was_there == [False]
