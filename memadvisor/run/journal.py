@@ -13,6 +13,7 @@ import os
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -46,10 +47,18 @@ def _column_kind(annotation: Any) -> str:
     return {str: "text", float: "fraction", bool: "flag"}.get(annotation, "whole")
 
 
-def table_columns(row_type: type) -> list[tuple[str, str]]:
+@cache  # hints are text that Python compiles each time, and every frame of a journal asks
+def table_columns(row_type: type) -> tuple[tuple[str, str], ...]:
     """Name and kind of each column of a table, in the order of the row's fields."""
     hints = typing.get_type_hints(row_type)
-    return [(field.name, _column_kind(hints[field.name])) for field in dataclasses.fields(row_type)]
+    return tuple((field.name, _column_kind(hints[field.name])) for field in dataclasses.fields(row_type))
+
+
+@cache
+def _required_columns(row_type: type) -> tuple[bool, ...]:
+    """Of each column, whether every row must have a value."""
+    hints = typing.get_type_hints(row_type)
+    return tuple(not isinstance(hints[field.name], types.UnionType) for field in dataclasses.fields(row_type))
 
 
 def _blocks(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
@@ -307,11 +316,9 @@ def _convert(values: list[Any], kind: str, strings: Mapping[int, str]) -> list[A
 
 def _incomplete_rows(row_type: type, columns: Sequence[list[Any]]) -> set[int]:
     """Positions of the rows that have None where the row's type allows none."""
-    hints = typing.get_type_hints(row_type)
-    required = [not isinstance(hints[field.name], types.UnionType) for field in dataclasses.fields(row_type)]
     return {
         row
-        for values, is_required in zip(columns, required, strict=True)
+        for values, is_required in zip(columns, _required_columns(row_type), strict=True)
         if is_required and None in values
         for row, value in enumerate(values)
         if value is None
