@@ -2,10 +2,10 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,25 +15,18 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-import memadvisor
-from memadvisor.analyzers.segments import captured_step
-from memadvisor.api import Profile
-from memadvisor.cost.collectives import CollectiveTimes
-from memadvisor.cost.late_sharding import LateSharding
-from memadvisor.cost.simulate import simulate
 from memadvisor.engines.apply import apply, install
 from memadvisor.engines.script.live import model_fingerprint
 from memadvisor.errors import PlanError
 from memadvisor.executors import Algorithm
 from memadvisor.plan import Plan, UnitPlan
-from memadvisor.plan_file import plan_from_json, plan_to_json
+from memadvisor.plan_file import plan_from_json
 from memadvisor.run.fully_sharded import param_groups
-from memadvisor.write_schedule import write_schedule
+from tests.engines.fsdp2_loop import foreseen, is_near, looped, profile_in_turn
 from tests.engines.ranks import run_ranks
 from tests.engines.trainings import make_plan
 
 BLOCKS, DIM, WORDS = 4, 32, 50
-TIMES = CollectiveTimes(kind="fitted", source="a test", curves={}, alpha_s=1e-4, beta_bytes_per_s=1e9)
 NATIVE = tuple(Algorithm(operation=o, min_bytes=0, name="native") for o in ("all_gather", "reduce_scatter"))
 
 
@@ -121,89 +114,36 @@ PLANS = {
 }
 
 
-def profile_in_turn(rank: int, path: Path) -> Profile:
-    """One rank makes the directory, before the other one joins."""
-    if rank:
-        dist.barrier()
-    made = memadvisor.profile(path)
-    if not rank:
-        dist.barrier()
-    return made
-
-
-def on_first(rank: int, make: Callable[[], Any]) -> Any:
-    """What the first rank makes, on all of them: it alone reads runs, which takes as long on each."""
-    values = [make() if rank == 0 else None]
-    dist.broadcast_object_list(values)
-    return values[0]
-
-
-def traced_peak(path: Path, number: int) -> int | None:
-    return memadvisor.load(path).ranks[number].traced_step.peak_allocated_bytes
-
-
-@dataclass(frozen=True)
-class Foreseen:
-    """Plans, with the peak and the bytes sent that are predicted of `rank`, and what the script leaves to the last micro-batch."""
-
-    rank: int
-    budget: int
-    late: LateSharding
-    plans: dict[str, tuple[Any, int, int]]
-
-
-def foreseen(plains: list[Path], share: float, plans_of: Callable[[list[str]], dict[str, Plan]]) -> Foreseen:
-    """From the lowest of several profiles: of plans for these units, and of what is advised for a share of the peak."""
-    steps = [captured_step(memadvisor.load(path)) for path in plains]
-    step = min(steps, key=lambda step: step.peak_bytes)
-    budget = int(share * step.peak_bytes)
-    best = memadvisor.advise(plains[steps.index(step)], memory=budget).best
-    plans = plans_of([unit.name for unit in step.units]) | ({} if best is None else {"advised": best})
-    played = {name: simulate(step, write_schedule(plan, step.units), TIMES) for name, plan in plans.items()}
-    found = {n: (plan_to_json(plans[n]), one.peak.total_bytes, one.sent_bytes) for n, one in played.items()}
-    return Foreseen(step.rank, budget, step.late, found)
-
-
 def loop(rank: int, folder: str) -> dict[str, object]:
-    """Profile, advise, apply, profile again, in one pair of processes.
-
-    A thread of Gloo's that lets go of a buffer late now and then makes a step that buffer higher. So the lowest of
-    several profiles is predicted from, and one with a plan that is off is made again.
-    """
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
     plain, planned = Training(rank), Training(rank)
     losses: list[float] = []
 
     def profiled(name: str) -> Path:
         with profile_in_turn(rank, Path(folder) / name):
-            losses.extend(planned.losses(5))
+            losses.extend(planned.losses(4))
         dist.barrier()
         return Path(folder) / name
 
-    plains = [profiled(f"plain-{number}") for number in range(3)]
+    found: dict[str, object] = {}
 
-    found: dict[str, object] = {"before": planned.settings()}
-    ahead = on_first(rank, lambda: foreseen(plains, 0.97, lambda names: PLANS))
-    assert "advised" in ahead.plans
-    plans = {name: plan_from_json(value, name) for name, (value, _, _) in ahead.plans.items()}
-    peaks = {}
-    for name, plan in plans.items():
-        (_, predicted, _), measured = ahead.plans[name], []
-        while len(measured) < 4 and not any(is_near(predicted, peak) for peak in measured):
-            applied = apply(plan, planned.model, planned.optimizer)
-            path = profiled(f"{name}-{len(measured)}")
-            found[name] = planned.settings()
-            applied.remove()
-            assert planned.settings() == found["before"]
-            measured.append(on_first(rank, lambda path=path: traced_peak(path, 0)))
-        peaks[name] = predicted, measured
-    is_equal = losses == plain.losses(len(losses) // 2)
-    found.update(losses=is_equal, peaks=peaks, budget=ahead.budget, best=plans["advised"])
+    @contextmanager
+    def under(name: str, plan: Plan) -> Iterator[None]:
+        found.setdefault("before", planned.settings())
+        applied = apply(plan, planned.model, planned.optimizer)
+        yield
+        found[name] = planned.settings()
+        applied.remove()
+        assert planned.settings() == found["before"]
+
+    done = looped(rank, profiled, lambda plains: foreseen(plains, 0.97, lambda names: PLANS), under, is_near)
+    found.update(
+        losses=losses == plain.losses(len(losses) // 2),
+        peaks=done.peaks,
+        budget=done.ahead.budget,
+        best=plan_from_json(done.ahead.plans["advised"][0], "advised"),
+    )
     return found
-
-
-def is_near(predicted: int, measured: int) -> bool:
-    return 0.99 * measured <= predicted <= 1.01 * measured
 
 
 @pytest.mark.timeout(150)

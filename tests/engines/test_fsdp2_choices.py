@@ -2,7 +2,10 @@
 predicted."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import eq
 from pathlib import Path
 
 import pytest
@@ -14,10 +17,10 @@ from torch.nn import functional as F
 
 from memadvisor.engines.apply import apply
 from memadvisor.plan import Plan
-from memadvisor.plan_file import plan_from_json
 from memadvisor.run.fully_sharded import param_groups
+from tests.engines.fsdp2_loop import foreseen, looped, profile_in_turn
 from tests.engines.ranks import run_ranks
-from tests.engines.test_fsdp2 import NATIVE, foreseen, on_first, profile_in_turn, traced_peak
+from tests.engines.test_fsdp2 import NATIVE
 from tests.engines.test_fsdp2_hybrid import Block, block_units
 from tests.engines.trainings import make_plan
 
@@ -122,11 +125,6 @@ def by_units(case, names, kept=(), recompute=(), **changes):
 
 
 def loop(rank: int, folder: str, name: str) -> dict[str, object]:
-    """Profile, advise, apply, profile again, in one set of processes.
-
-    A thread of Gloo's that lets go of a buffer late now and then makes a step that buffer higher. So the lower of two
-    profiles is predicted from, and one with a plan that is off is made again.
-    """
     case = CASES[name]
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(case.num_ranks))
     plain, planned = Training(rank, case), Training(rank, case)
@@ -138,27 +136,24 @@ def loop(rank: int, folder: str, name: str) -> dict[str, object]:
         dist.barrier()
         return Path(folder) / name
 
-    plains = [profiled(f"plain-{number}") for number in range(2)]
-
     def plans_of(names: list[str]) -> dict[str, Plan]:
         return {one: by_units(case, names, **options) for one, options in PLANS.items()}
 
-    before = planned.freed()
-    ahead = on_first(rank, lambda: foreseen(plains, 0.95, plans_of))
-    peaks = {}
-    for one, (plan, predicted, _) in ahead.plans.items():
-        measured: list[int] = []
-        while len(measured) < 3 and predicted not in measured:
-            applied = apply(plan_from_json(plan, one), planned.model, planned.optimizer)
-            path = profiled(f"{one}-{len(measured)}")
-            applied.remove()
-            measured.append(on_first(rank, lambda path=path: traced_peak(path, ahead.rank)))
-        peaks[one] = predicted, measured
+    freed: list[list[object]] = []
+
+    @contextmanager
+    def under(name: str, plan: Plan) -> Iterator[None]:
+        freed.append(planned.freed())
+        applied = apply(plan, planned.model, planned.optimizer)
+        yield
+        applied.remove()
+
+    done = looped(rank, profiled, lambda plains: foreseen(plains, 0.95, plans_of), under, eq)
     return {
         "losses": (losses, plain.losses(len(losses) // case.num_micro_batches)),
-        "peaks": peaks,
-        "freed": all(one is other for one, other in zip(planned.freed(), before, strict=True)),
-        "late": ahead.late,
+        "peaks": done.peaks,
+        "freed": all(one is other for one, other in zip(planned.freed(), freed[0], strict=True)),
+        "late": done.ahead.late,
     }
 
 

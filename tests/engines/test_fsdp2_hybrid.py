@@ -2,6 +2,8 @@
 computes nothing otherwise and needs the memory that was predicted."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,8 +21,9 @@ from memadvisor.errors import PlanError
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.plan_file import plan_from_json
 from memadvisor.run.fully_sharded import param_groups
+from tests.engines.fsdp2_loop import foreseen, is_near, looped, on_first, profile_in_turn
 from tests.engines.ranks import run_ranks
-from tests.engines.test_fsdp2 import NATIVE, foreseen, is_near, on_first, profile_in_turn, traced_peak
+from tests.engines.test_fsdp2 import NATIVE
 from tests.engines.trainings import make_plan
 
 BLOCKS, DIM, WORDS, LENGTH, RANKS = 4, 32, 51, 32, 4
@@ -165,11 +168,6 @@ CASES = {
 
 
 def loop(rank: int, folder: str, case: str) -> dict[str, object]:
-    """Profile, advise, apply, profile again, in one set of processes.
-
-    A thread of Gloo's that lets go of a buffer late now and then makes a step that buffer higher. So the lower of two
-    profiles is predicted from, and one with a plan that is off is made again.
-    """
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(RANKS))
     arguments, options, names = CASES[case]
     plain, planned = (Training(rank, *arguments, **options) for _ in range(2))
@@ -177,35 +175,33 @@ def loop(rank: int, folder: str, case: str) -> dict[str, object]:
 
     def profiled(name: str) -> Path:
         with profile_in_turn(rank, Path(folder) / name):
-            losses.extend(planned.losses(5))
+            losses.extend(planned.losses(4))
         dist.barrier()
         return Path(folder) / name
-
-    plains = [profiled(f"plain-{number}") for number in range(2)]
 
     def plans_of(units: list[str]) -> dict[str, Plan]:
         return {name: by_units(units, **PLANS[name]) for name in names}
 
-    ahead = on_first(rank, lambda: foreseen(plains, 0.9, plans_of))
-    peaks, sent = {}, {}
-    for name, (value, predicted, to_send) in ahead.plans.items():
-        plan = plan_from_json(value, name)
-        measured: list[int] = []
-        while len(measured) < 4 and not any(is_near(predicted, peak) for peak in measured):
-            applied = apply(plan, planned.model, planned.optimizer)
-            path = profiled(f"{name}-{len(measured)}")
-            applied.remove()
-            measured.append(on_first(rank, lambda path=path: traced_peak(path, ahead.rank)))
-        peaks[name] = predicted, measured
-        sent[name] = to_send, on_first(rank, lambda path=path: sent_bytes(path, ahead.rank))
-    return {
+    @contextmanager
+    def under(name: str, plan: Plan) -> Iterator[None]:
+        applied = apply(plan, planned.model, planned.optimizer)
+        yield
+        applied.remove()
+
+    done = looped(rank, profiled, lambda plains: foreseen(plains, 0.9, plans_of), under, is_near)
+    ahead = done.ahead
+    advised = plan_from_json(ahead.plans["advised"][0], "advised")
+    found = {
         "losses": losses == plain.losses(len(losses) // plain.num_micro_batches),
         "weights": all(map(torch.equal, planned.weights(), plain.weights())),
-        "peaks": peaks,
-        "sent": sent,
+        "peaks": done.peaks,
         "budget": ahead.budget,
-        "advised": (plan.executor, plan.shard_ranks),
+        "advised": (advised.executor, advised.shard_ranks),
     }
+    if "native" in names:  # our own pairwise messages are no collectives
+        measured = on_first(rank, lambda: sent_bytes(done.paths["native"], ahead.rank))
+        found["sent"] = ahead.plans["native"][2], measured
+    return found
 
 
 def sent_bytes(path: Path, number: int) -> int:
@@ -225,8 +221,8 @@ def test_the_script_trains_as_before_and_needs_the_memory_that_was_predicted(tmp
             assert any(is_near(predicted, peak) for peak in measured), (name, predicted, measured)
         assert min(found["peaks"]["advised"][1]) <= found["budget"]
         assert found["advised"] == ("fsdp2", 2)
-        if "native" in found["sent"]:  # our own pairwise messages are no collectives
-            predicted, measured = found["sent"]["native"]
+        if "sent" in found:
+            predicted, measured = found["sent"]
             assert predicted == measured
 
 
