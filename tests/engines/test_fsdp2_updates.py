@@ -18,17 +18,9 @@ from memadvisor.engines.apply import apply
 from memadvisor.plan import UnitPlan
 from memadvisor.plan_file import plan_from_json, plan_to_json
 from memadvisor.write_schedule import write_schedule
+from tests.engines.fsdp2_loop import TIMES, is_near, on_first, profile_in_turn, traced_peak
 from tests.engines.ranks import run_ranks
-from tests.engines.test_fsdp2 import (
-    TIMES,
-    WORDS,
-    Block,
-    Model,
-    is_near,
-    on_first,
-    profile_in_turn,
-    traced_peak,
-)
+from tests.engines.test_fsdp2 import WORDS, Block, Model
 from tests.engines.trainings import make_plan
 
 
