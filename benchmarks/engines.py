@@ -12,7 +12,7 @@ slows down meanwhile slows all of them: the table gives the median of these rati
 `waiting` is the time of a step in which the thread that computes neither ran nor was ready to run: communication
 that nothing covers. Work that collectives do on that thread (copies, sums, sending) counts as compute. `local`
 trains without any communication. With `--link` the share of coverable communication that is covered follows for
-each `ours-N-overlap`, with a run of the same plan that sends nothing beside it: engines_cover.py says what that is.
+each `ours-N-overlap` and `ours-N-deep`, with a run of the same plan that sends nothing beside it (engines_cover.py).
 Peaks come from worlds of their own, one after another: the highest total of
 torch's CPU allocator's account in three steps after two, looked at every 20 microseconds, so a peak that is
 shorter than that may be missed. `losses` is the largest relative difference from DDP's of any step and rank.
@@ -140,7 +140,7 @@ def main():
         if skipped:
             print(f"skipped {', '.join(skipped)}: DeepSpeed is not installed (pip install deepspeed)")
     if args.link and args.measure != "memory":
-        modes += [twin for twin in map(silent_twin, modes) if twin and twin not in modes]
+        modes = [*dict.fromkeys([*modes, *filter(None, map(silent_twin, modes))])]
     Path(args.logs).mkdir(parents=True, exist_ok=True)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
