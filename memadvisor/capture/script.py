@@ -190,6 +190,7 @@ def split_command(words: Sequence[str]) -> tuple[list[str], Target | None]:
         "--optimizer-dtype",
         "--ranks",
         "--secondary-ranks",
+        "--reduce-depth",
         "--gather-bits",
         "--reduce-bits",
         "--all-reduce-bits",
