@@ -107,9 +107,9 @@ class Action:
     one that overlaps is left out where it has been taken.
     overlaps: compute goes on meanwhile. What waits is, for a gather, the next gather of the same unit that
     does not overlap; for a reduce to shards, a later reduce, where the schedule's `reduce_depth` units' are under way;
-    for every reduce, the backward's end. Without it compute waits where the action stands. An update never runs beside compute: one that overlaps follows a
-    reduce that does, and is put off until that is over: behind a later reduce, which then runs under it, or at
-    the backward's end. A prefetch before the optimizer is waited for by the unit's update, an offload by the next
+    for every reduce, the backward's end. Without it compute waits where the action stands. An update never runs beside
+    compute: one that overlaps follows a reduce that does, and is put off until that is over: behind a later reduce, which
+    then runs under it, or at the backward's end. A prefetch before the optimizer is waited for by the unit's update, an offload by the next
     offload (its bytes are free then), and the last one at the step's end. Prefetches take turns with two buffers: each
     begins when the offload of the unit before the last is over. An offload of what autograd keeps is waited for, and
     its bytes are free then, by the offload of the same unit that does not overlap; a prefetch of it by the unit's

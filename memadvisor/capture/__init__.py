@@ -17,5 +17,6 @@ tracing.py    when a step is traced; tracer.py traces it: truth.py (the allocato
 later_hooks.py  what DDP's communication hooks do later only
 census.py     what is alive beside that (ddp_buckets.py: what DDP's reducer holds); cpu_account.py and allocator*.py:
               what the allocators say
+kept_beside.py  what is known by what it is like: kept_gradients.py, weight_copies.py
 out_of_memory.py  a step that memory ran out in; memory_watch.py imposes a limit
 """

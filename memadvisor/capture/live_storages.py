@@ -9,11 +9,10 @@ import torch
 
 from memadvisor.capture.allocator import device_blocks
 from memadvisor.capture.census import Labelled, cublas_workspaces, state_tensors
-from memadvisor.capture.kept_gradients import kept_gradients
+from memadvisor.capture.kept_beside import labelled_beside
 from memadvisor.capture.memory_watch import LiveBlock, MemoryWatch
 from memadvisor.capture.models import Models
 from memadvisor.capture.tensor_storage import describe, plain_tensors, storage_address
-from memadvisor.capture.weight_copies import weight_copies
 from memadvisor.run.allocator_records import LiveStorage
 from memadvisor.run.records import Storage
 
@@ -65,10 +64,8 @@ def _known_with_modules(
                 yield tensor, "optimizer_state", *owners.get(id(owner), ("", ""))
     for buffer in models.buffers():
         yield buffer, "other", "", ""
-    for gradient, unit in kept_gradients(models):
-        yield gradient, "gradient", unit, unit
-    for copied in weight_copies(models):
-        yield copied, "weight_copy", "", ""
+    for tensor, category, unit in labelled_beside(models):
+        yield tensor, category, unit, unit
 
 
 def rows_of_watch(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from memadvisor.capture.census import Labelled, what_is_elsewhere
 from memadvisor.capture.collective_call import Mark
 from memadvisor.capture.cpu_account import CpuAccount
 from memadvisor.capture.idle_casts import is_transforming
-from memadvisor.capture.kept_gradients import kept_gradients
+from memadvisor.capture.kept_beside import labelled_beside
 from memadvisor.capture.labels import LabelMode
 from memadvisor.capture.later_hooks import what_begins_later
 from memadvisor.capture.models import Models
@@ -25,7 +25,6 @@ from memadvisor.capture.position import Position
 from memadvisor.capture.samples import LengthFirst
 from memadvisor.capture.tensor_storage import PLAIN_TENSORS, sparse_parts
 from memadvisor.capture.tracer import Tracer
-from memadvisor.capture.weight_copies import weight_copies
 from memadvisor.capture.writer import RankWriter
 from memadvisor.run.records import Storage
 
@@ -160,7 +159,7 @@ class Tracing:
                 self._position,
                 device,
                 self._known,
-                beside=partial(_labelled_beside, self._models),
+                beside=partial(labelled_beside, self._models),
                 fail=self._fail,
                 cpu=cpu,
                 mark=mark,
@@ -286,13 +285,6 @@ class Tracing:
                 why = f"had too many operators to remember, more than {tracer.mode.most_operators:,}"
                 less = " A shorter step may be traced: fewer micro-batches, a shorter sequence, fewer calls of a closure."
         self._note("warning", f"The traced step {why}; it is left out, and peaks are not known.{less}")
-
-
-def _labelled_beside(models: Models) -> Iterator[Labelled]:
-    for gradient, unit in kept_gradients(models):
-        yield gradient, "gradient", unit
-    for copied in weight_copies(models):
-        yield copied, "weight_copy", ""
 
 
 def _with_memory(tensor: torch.Tensor, mode: LabelMode) -> tuple[torch.Tensor, ...]:

@@ -88,7 +88,7 @@ def changes_of_recomputation(
             continue
         maker = step.maker_of(tensor)
         needed = needed_until(tensor, stretches, maker)
-        ends_inside = needed_for_second_run(tensor, stretches, maker, parted)
+        ends_inside = needed_for_second_run(tensor, stretches, needed, parted)
         death, size_bytes = tensor.death_segment, tensor.size_bytes
         if needed < death:
             first = needed if ends_inside else needed + 1
@@ -170,11 +170,10 @@ def needed_until(tensor: BoundaryTensor, stretches: Stretches, maker: str | None
 
 
 def needed_for_second_run(
-    tensor: BoundaryTensor, stretches: Stretches, maker: str | None, parted: Collection[str]
+    tensor: BoundaryTensor, stretches: Stretches, needed: int, parted: Collection[str]
 ) -> bool:
-    """Whether in the last segment that it is alive in it is there for a second run alone, whose end is its own. What a
+    """Whether in `needed`, the last segment that it is alive in (needed_until), it is there for a second run alone, whose end is its own. What a
     unit with parts is called with, a part may keep beyond that."""
-    needed = needed_until(tensor, stretches, maker)
     # Else the maker keeps what it makes again.
     kept = [
         u for unit, u in tensor.saved_until.items() if unit not in stretches or unit in tensor.saved_by_takers

@@ -99,7 +99,7 @@ class StepEvents:
                 boundary = item.boundary
                 needed = needed_until(boundary, alone, maker=None)  # none makes its own input
                 death = death if needed == item.death_segment else (needed, math.inf)
-                if needed in self.again and needed_for_second_run(boundary, alone, None, parted):
+                if needed in self.again and needed_for_second_run(boundary, alone, needed, parted):
                     self.again[needed].append(Event(math.inf, DEATH, number, FIRST))
                     continue
             if death[0] < len(self.of):

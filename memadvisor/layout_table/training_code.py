@@ -98,9 +98,8 @@ def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware)
         software = with_attention(software, attention)
     elif _has_scores(cells, preset, architecture, accelerator.name, is_reference=reference):
         software = dataclasses.replace(software, fused_attention=False, dropout=True)
-    if accelerator.name.startswith(
-        "V100"
-    ):  # torch of before 2.0, whose zero_grad kept gradients and filled them with zeros
+    if accelerator.name.startswith("V100"):
+        # Torch of before 2.0, whose zero_grad kept gradients and filled them with zeros.
         software = dataclasses.replace(software, lets_gradients_go=False)
     dropout, optimizer = _dropout(cells), cells.text("optimizer")
     software = _collectives(cells, _compiled(cells, software))

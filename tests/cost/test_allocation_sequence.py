@@ -164,6 +164,18 @@ def storage(category, mib, birth, death, *, birth_s=0.0, death_s=9.0):
     )
 
 
+def changes_where_the_last_runs_again(storages, segments, firsts=None):
+    """MiB of each change where unit u is recomputed, whose backward is the last segment. `firsts`: as StepEvents has them."""
+    events = StepEvents(storages, segments, {"u"}, {}, firsts or {})
+    log = AllocationLog(storages, events, segments, models_states=False)
+    last = len(segments) - 1
+    for position in range(last):
+        log.segment(position, {}, 1.0)
+    log.recomputation(last)
+    log.segment(last, {}, 1.0)
+    return [change.size_bytes // MIB for change in log.changes]
+
+
 def test_optimizer_state_comes_in_the_first_optimizer_step_into_what_the_backward_left():
     """40 MiB of activations are free when 30 MiB of state come: the next activations need a segment anew."""
     storages = [
@@ -395,29 +407,14 @@ def test_what_a_unit_makes_for_others_and_saves_itself_is_there_again_in_its_bac
     made = replace(made, boundary=shared, runs_again=True)
     worked = storage("temporary", 4, 3, 3, birth_s=31.0, death_s=33.0)
     storages = [made, worked]
-    log = AllocationLog(
-        storages, StepEvents(storages, segments, {"u"}, {}, {}), segments, models_states=False
-    )
-    for position in range(3):
-        log.segment(position, {}, 1.0)
-    log.recomputation(3)
-    log.segment(3, {}, 1.0)
-
-    assert [change.size_bytes // MIB for change in log.changes] == [3, 0, 3, 4, 0, 0]
+    assert changes_where_the_last_runs_again(storages, segments) == [3, 0, 3, 4, 0, 0]
 
 
 def test_what_autograd_let_go_of_before_a_unit_ran_again_goes_when_it_has_run():
     segments = [Unit("forward"), Unit("backward")]
     kept = storage("activation", 3, 0, 1, birth_s=1.0, death_s=11.0)
     kept = replace(kept, freed_by="u", unsaved_death=(0, 2.0), runs_again=True)
-    log = AllocationLog(
-        [kept], StepEvents([kept], segments, {"u"}, {}, {1: 12.0}), segments, models_states=False
-    )
-    log.segment(0, {}, 1.0)
-    log.recomputation(1)
-    log.segment(1, {}, 1.0)
-
-    assert [change.size_bytes // MIB for change in log.changes] == [3, 0, 3, 0]
+    assert changes_where_the_last_runs_again([kept], segments, {1: 12.0}) == [3, 0, 3, 0]
 
 
 def test_what_a_unit_is_called_with_and_does_not_save_goes_when_it_has_run_again():
@@ -436,12 +433,4 @@ def test_what_a_unit_is_called_with_and_does_not_save_goes_when_it_has_run_again
     made = replace(storage("temporary", 3, 0, 1, birth_s=1.0, death_s=12.0), boundary=taken)
     worked = storage("temporary", 4, 2, 2, birth_s=31.0, death_s=33.0)
     storages = [made, worked]
-    log = AllocationLog(
-        storages, StepEvents(storages, segments, {"u"}, {}, {}), segments, models_states=False
-    )
-    for position in range(2):
-        log.segment(position, {}, 1.0)
-    log.recomputation(2)
-    log.segment(2, {}, 1.0)
-
-    assert [change.size_bytes // MIB for change in log.changes] == [3, 0, 4, 0]
+    assert changes_where_the_last_runs_again(storages, segments) == [3, 0, 4, 0]

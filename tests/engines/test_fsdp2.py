@@ -55,6 +55,12 @@ class Model(nn.Module):
         return F.linear(self.norm(x), self.tokens.weight)
 
 
+def loss_of(model, shape, data):
+    """Of so many rows of so many words; each is to tell the next one."""
+    words = torch.randint(WORDS, shape, generator=data)
+    return F.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
+
+
 class Training:
     def __init__(self, rank):
         torch.manual_seed(0)
@@ -69,8 +75,7 @@ class Training:
         found = []
         for _ in range(num_steps):
             for _ in range(2):
-                words = torch.randint(WORDS, (8, 33), generator=self.data)
-                loss = F.cross_entropy(self.model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
+                loss = loss_of(self.model, (8, 33), self.data)
                 loss.backward()
                 found.append(float(loss.detach()))
             self.optimizer.step()
@@ -215,8 +220,7 @@ def in_closures(model, optimizer, rank):
 
     def closure():
         optimizer.zero_grad()
-        words = torch.randint(WORDS, (8, 33), generator=data)
-        loss = F.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
+        loss = loss_of(model, (8, 33), data)
         loss.backward()
         return loss
 

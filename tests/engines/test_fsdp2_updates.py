@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
-from torch.nn import functional as F
 
 import memadvisor
 from memadvisor.analyzers.segments import captured_step
@@ -20,7 +19,7 @@ from memadvisor.plan_file import plan_from_json, plan_to_json
 from memadvisor.write_schedule import write_schedule
 from tests.engines.fsdp2_loop import TIMES, is_near, on_first, profile_in_turn, traced_peak
 from tests.engines.ranks import run_ranks
-from tests.engines.test_fsdp2 import WORDS, Block, Model
+from tests.engines.test_fsdp2 import Block, Model, loss_of
 from tests.engines.trainings import make_plan
 
 
@@ -43,8 +42,7 @@ class Training:
     def losses(self, num_steps: int) -> list[float]:
         found = []
         for _ in range(num_steps):
-            words = torch.randint(WORDS, (1, 5), generator=self.data)
-            loss = F.cross_entropy(self.model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
+            loss = loss_of(self.model, (1, 5), self.data)
             loss.backward()
             found.append(float(loss.detach()))
             self.optimizer.step()

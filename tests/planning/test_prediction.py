@@ -203,10 +203,17 @@ def test_what_reductions_under_way_hold_is_what_the_simulator_said(tmp_path):
     some_try(tmp_path, reductions_under_way_otherwise)
 
 
-def reductions_under_way_otherwise(directory):
-    size = ["--layers", "4", "--dim", "64", "--heads", "4", "--seq", "8", "--micro-batch", "1", *SIZE[-2:]]
+def of_one_row(directory, layers, stage):
+    """A small model's options of size, its captured step, and its units, all of one stage."""
+    shape = ["--dim", "64", "--heads", "4", "--seq", "8", "--micro-batch", "1", *SIZE[-2:]]
+    size = ["--layers", str(layers), *shape]
     step = captured_step(memadvisor("profile", directory / "plain", size=size))
-    units = tuple(UnitPlan(name=unit.name, zero_stage=2, recompute=False) for unit in step.units)
+    units = tuple(UnitPlan(name=unit.name, zero_stage=stage, recompute=False) for unit in step.units)
+    return size, step, units
+
+
+def reductions_under_way_otherwise(directory):
+    size, step, units = of_one_row(directory, 4, 2)
     faults = []
     peaks = []
     for depth in (1, 3):
@@ -230,9 +237,7 @@ def test_what_gradients_that_share_a_message_hold_is_what_the_simulator_said(tmp
 
 
 def shared_messages_otherwise(directory):
-    size = ["--layers", "2", "--dim", "64", "--heads", "4", "--seq", "8", "--micro-batch", "1", *SIZE[-2:]]
-    step = captured_step(memadvisor("profile", directory / "plain", size=size))
-    units = tuple(UnitPlan(name=unit.name, zero_stage=0, recompute=False) for unit in step.units)
+    size, step, units = of_one_row(directory, 2, 0)
     plan = make_plan(2, 0, "chosen", units, overlap=True, algorithms=merged(10**7))
     save_plan(plan, directory / "plan.json")
     applied = memadvisor("run", directory / "run", "--plan", str(directory / "plan.json"), size=size)

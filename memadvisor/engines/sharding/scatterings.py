@@ -68,12 +68,13 @@ class Scatterings:
             self._end_oldest()
 
     def _end_oldest(self) -> None:
-        flats = self._under_way.pop(next(iter(self._under_way)))
+        unit, flats = next(iter(self._under_way.items()))
         with torch.no_grad():
             for flat in flats:
                 if flat.scattering is not None and flat.grad is not None:
                     own, flat.scattering = flat.scattering.wait(), None
                     self._keep_shard(flat, own)
+        del self._under_way[unit]  # one that fails is still to be abandoned
 
     def _keep_shard(self, flat: Flat, own: torch.Tensor) -> None:
         """Take the sum over, in the optimizer's dtype, in which micro-batches are added up."""
