@@ -140,6 +140,7 @@ class RecordedStep:
         self._updates_together = not asked.fused_updates and any(
             row.phase == "optimizer" and row.name.startswith("aten::_foreach_") for row in rank.operators
         )
+        self._may_update_by_unit = not asked.fused_updates and updates_in_pieces(rank)
         self._constant_bytes = constant_states(rank, step, self._states)
         self._synced = _synced(rank, self._pieces)
         self._rounding_cost, self._second_run_cost = rounding_cost(rank), second_run_cost(rank)
@@ -193,7 +194,7 @@ class RecordedStep:
             precision=self._precision,
             leaves_gradients_alone=self._leaves_gradients_alone,
             updates_together=self._updates_together,
-            may_update_by_unit=self._updates_together and updates_in_pieces(self._rank),
+            may_update_by_unit=self._may_update_by_unit,
             shard_groups=self._groups,
             holder=_holder(self._rank),
             late=late_sharding(rank, step) if self._groups else NOTHING_LATE,

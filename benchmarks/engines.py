@@ -12,7 +12,7 @@ slows down meanwhile slows all of them: the table gives the median of these rati
 `waiting` is the time of a step in which the thread that computes neither ran nor was ready to run: communication
 that nothing covers. Work that collectives do on that thread (copies, sums, sending) counts as compute. `local`
 trains without any communication. With `--link` the share of coverable communication that is covered follows for
-each `ours-N-overlap` and `ours-N-deep`, with a run of the same plan that sends nothing beside it (engines_cover.py).
+each `ours-N-overlap`, `-deep` and `-units`, with a run of the same plan that sends nothing beside it (engines_cover.py).
 Peaks come from worlds of their own, one after another: the highest total of
 torch's CPU allocator's account in three steps after two, looked at every 20 microseconds, so a peak that is
 shorter than that may be missed. `losses` is the largest relative difference from DDP's of any step and rank.

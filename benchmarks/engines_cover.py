@@ -111,7 +111,7 @@ def _listening(messages, begin, *, is_sum):
 def silent_twin(mode):
     """The mode that computes what a mode with overlap does, and sends nothing; None for others."""
     stem, _, how = mode.rpartition("-")
-    return f"{stem}-silent" if stem.startswith("ours-") and how in ("overlap", "deep") else None
+    return f"{stem}-silent" if stem.startswith("ours-") and how in ("overlap", "deep", "units") else None
 
 
 def print_cover(mode, rounds, print_line=print):

@@ -106,7 +106,8 @@ class Local(Training):
 class Ours(Training):
     """The same script under a plan; `ours-3-overlap` is stage 3 with overlap, `ours-3-keep` has the last `--kept`
     blocks stay from their forward to their backward too, `ours-3-ahead` is that without reductions that overlap,
-    `ours-3-deep` is overlap with two units' reductions under way, `ours-3-inback` updates units in the backward too, `ours-3-8bit` has its messages quantised to 8 bits, and
+    `ours-3-deep` is overlap with two units' reductions under way, `ours-2-units` that with updates unit by unit, each gathered
+    under the next, `ours-3-inback` updates units in the backward too, `ours-3-8bit` has its messages quantised to 8 bits, and
     `ours-3-4bit` those of gradients to 4; `ours-3-silent` is overlap with all messages left out."""
 
     def prepare(self):
@@ -122,9 +123,10 @@ class Ours(Training):
             ),
             why="benchmark",
             overlap=how not in ("", "ahead"),
-            reduce_depth=2 if how == "deep" else 1,
+            reduce_depth=2 if how == "deep" or (how, stage) == ("units", "2") else 1,
             gather_depth=int(how != ""),
             update_in_backward=how == "inback",
+            update_by_unit=how == "units",
             compression=COMPRESSIONS.get(how, UNCOMPRESSED),
         )
         self.applied = install(plan)
@@ -231,6 +233,7 @@ TRAININGS = {
     "ours-3-overlap": Ours,
     "ours-2-deep": Ours,
     "ours-3-deep": Ours,
+    **{f"ours-{stage}-units": Ours for stage in (1, 2)},
     "ours-3-keep": Ours,
     "ours-3-inback": Ours,
     "ours-3-ahead": Ours,

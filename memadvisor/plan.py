@@ -147,6 +147,7 @@ class Plan:
     `update_in_backward`: units of stages 2 and 3 are updated, and their gradients freed, as soon as those are reduced.
     `update_by_unit`: the optimizer step updates units one after another, so that what updates of all parameters together
     (foreach) allocate meanwhile is of one unit at a time. Of one after another (for-loop) it is of one parameter anyway.
+    With `overlap`, what stages 1 and 2 have updated begins to be gathered behind each unit's update.
     `local_sgd`: which steps reduce no gradients, and average parameters now and then instead. None: none.
     `executor`: whose memory and time the prediction is of. `fsdp2`: the script shards its model with `fully_shard`
     and keeps that; units of a group that FSDP2 gathers together are freed after the forward if all of them `reshard`.

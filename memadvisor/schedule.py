@@ -107,7 +107,8 @@ class Action:
     one that overlaps is left out where it has been taken.
     overlaps: compute goes on meanwhile. What waits is, for a gather, the next gather of the same unit that
     does not overlap; for a reduce to shards, a later reduce, where the schedule's `reduce_depth` units' are under way;
-    for every reduce, the backward's end. Without it compute waits where the action stands. An update never runs beside
+    for every reduce, the backward's end. Of what the optimizer step updates, a gather that overlaps goes on in the next step.
+    Without it compute waits where the action stands. An update never runs beside
     compute: one that overlaps follows a reduce that does, and is put off until that is over: behind a later reduce, which
     then runs under it, or at the backward's end. A prefetch before the optimizer is waited for by the unit's update, an offload by the next
     offload (its bytes are free then), and the last one at the step's end. Prefetches take turns with two buffers: each
@@ -202,6 +203,17 @@ class Schedule:
             return ()
         updated = (a.unit for a in self.at(Point.BEFORE_OPTIMIZER) if a.kind is ActionKind.UPDATE)
         return tuple(unit for unit in updated if unit not in self.offloaded_states)
+
+    @property
+    def gathered_behind_updates(self) -> frozenset[str]:
+        """Units whose updated parameters begin to be gathered while the optimizer step updates others."""
+        return frozenset(a.unit for a in self.at(Point.BEFORE_OPTIMIZER) if a.kind is ActionKind.GATHER)
+
+    @property
+    def gathers_of_updated(self) -> tuple[Action, ...]:
+        """Those that bring what an optimizer step has updated to all ranks, in their order."""
+        actions = (*self.at(Point.BEFORE_OPTIMIZER), *self.at(Point.AFTER_OPTIMIZER))
+        return tuple(action for action in actions if action.kind is ActionKind.GATHER)
 
     @property
     def paged(self) -> dict[str, Lane]:

@@ -23,7 +23,8 @@
   need their values. Stages 0 and 1 keep whole gradients because a script may read them.
 
 - With `plan.update_by_unit` the updates in the optimizer step, which are one step of all units otherwise, are done one
-  after another.
+  after another, and with `plan.overlap` what stages 1 and 2 have updated begins to be gathered behind its own update, under
+  the others'.
 - Units whose `optimizer_tier` is not the device are updated one after another in the optimizer step, each while the
   next one's state is fetched and that of the one before is written. Larger ones take turns with smaller ones, so
   that the two buffers are not both as large as the largest.
@@ -202,15 +203,17 @@ def _reductions(builder: ScheduleBuilder, plan: Plan, name: str, stage: int, mer
 
 
 def _updates(builder: ScheduleBuilder, plan: Plan, unit: UnitPlan, stage: int, *, is_shared: bool) -> None:
-    name = unit.name
+    name, is_alone = unit.name, False
     if unit.optimizer_tier != "device" or unit.optimizer_bits is not None:
         pass  # with the others of its kind (update_offloaded)
     elif plan.update_in_backward and stage >= 2 and not is_shared:
         builder.update_early(name, overlaps=plan.overlap)
     else:
         builder.update(name)
+        is_alone = plan.update_by_unit
     if stage in (1, 2):
-        builder.gather(Point.AFTER_OPTIMIZER, "", name, overlaps=plan.overlap)
+        point = Point.BEFORE_OPTIMIZER if is_alone and plan.overlap else Point.AFTER_OPTIMIZER
+        builder.gather(point, "", name, overlaps=plan.overlap)
         if plan.overlap:
             builder.gather(Point.BEFORE_FORWARD, name, name)
 

@@ -62,6 +62,24 @@ def test_stage_1_keeps_the_whole_gradient_and_gathers_what_was_updated():
     assert kinds(schedule, Point.AFTER_OPTIMIZER) == [K.GATHER] * 6
 
 
+@pytest.mark.parametrize("stage", [1, 2])
+def test_what_is_updated_by_itself_begins_to_travel_under_the_updates_of_others(stage):
+    by_unit = dataclasses.replace(by_hand(stage, overlap=True), update_by_unit=True)
+    schedule = write_schedule(by_unit, gpt_units())
+    names = [unit.name for unit in gpt_units()]
+
+    assert [(a.kind, a.unit) for a in schedule.at(Point.BEFORE_OPTIMIZER)] == [
+        (kind, name) for name in names for kind in (K.UPDATE, K.GATHER)
+    ]
+    assert schedule.at(Point.AFTER_OPTIMIZER) == ()
+    assert [(a.unit, a.overlaps) for a in schedule.gathers_of_updated] == [(name, True) for name in names]
+    assert kinds(schedule, Point.BEFORE_FORWARD, "blocks.1") == [K.GATHER]  # which waits for it
+
+    waits = write_schedule(dataclasses.replace(by_unit, overlap=False), gpt_units())
+    assert kinds(waits, Point.BEFORE_OPTIMIZER) == [K.UPDATE] * 6
+    assert kinds(waits, Point.AFTER_OPTIMIZER) == [K.GATHER] * 6
+
+
 def test_stage_3_keeps_tied_weights_from_the_forward_to_the_end_of_the_backward():
     [tokens, *rest] = gpt_units()
     schedule = write_schedule(by_hand(3), [dataclasses.replace(tokens, is_shared=True), *rest])

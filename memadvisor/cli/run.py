@@ -93,7 +93,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--update-by-unit",
         action="store_true",
         default=None,
-        help="update units one after another: what an update of all together (foreach) allocates is of one unit then",
+        help="update units one after another: what an update of all together (foreach) allocates is of one unit then, and "
+        "what stages 1 and 2 have updated begins to be gathered under the updates of others",
     )
     parser.add_argument(
         "--ranks",

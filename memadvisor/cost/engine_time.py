@@ -12,6 +12,7 @@ from __future__ import annotations
 from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.step import CapturedStep
 from memadvisor.cost.transfers import TransferTimes
+from memadvisor.cost.update_shares import UnchangedUpdates, UpdateShares
 from memadvisor.schedule import Action, ActionKind, Lane, Schedule
 
 _MEETING_BYTES = 16  # of the message in which all ranks meet
@@ -87,3 +88,7 @@ class PagingTime:
             return 0.0
         num_updated = sum(parameter.requires_grad for parameter in self._parameters.get(unit, ()))
         return 3 * self._cost.transfer_s + self._cost.update_s * num_updated
+
+    def whole_update_s(self, optimizer_s: float, shares: UpdateShares | UnchangedUpdates, unit: str) -> float:
+        """With its share of what the optimizer takes for all."""
+        return optimizer_s * shares.time((unit,)) + self.update_s(unit)

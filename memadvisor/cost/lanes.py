@@ -38,6 +38,16 @@ class Interval:
     end_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What collectives that go on in the next step do before it begins, in seconds from there; by how much compute is
+    slower for them, and what it takes to begin them."""
+
+    intervals: tuple[Interval, ...] = ()
+    slowed_s: float = 0.0
+    begun_s: float = 0.0
+
+
 @dataclass(slots=True)
 class _Queued:
     """A collective that nobody has waited for: seconds that it would still take alone.
@@ -185,6 +195,36 @@ class Lanes:
             alone_s = min(first.left_s, until_s - self.compute_s)
             self._collect(alone_s, alone_s)
         self.compute_s = max(self.compute_s, until_s)
+
+    def begin_step(self) -> Carried:
+        """A step begins, under which what has been queued goes on; gives what was before, and forgets it."""
+        now_s = self.compute_s
+        for queued in self._queue:
+            if queued.start_s is not None:
+                self._occupy(Lane.COLLECTIVE, queued.label, queued.start_s, now_s)
+                queued.start_s = None
+            queued.not_before_s -= now_s
+        for ended in self._ended:
+            ended.end_s -= now_s
+        before = tuple(
+            Interval(each.lane, each.label, each.start_s - now_s, each.end_s - now_s)
+            for each in self.intervals
+            if each.lane is Lane.COLLECTIVE
+        )
+        carried = Carried(before, self.slowed_s, self.alone_s.get("engine", 0.0))
+        for kept in (self._lanes, self._labels, self._starts_s, self._ends_s, self.alone_s):
+            kept.clear()
+        self.compute_s = self.exposed_s = self.slowed_s = 0.0
+        return carried
+
+    def end_step(self, carried: Carried) -> None:
+        """A step ends as the one before it did."""
+        if carried.begun_s:
+            self.compute("engine at gathers of what is updated", carried.begun_s)
+        self.compute_s += carried.slowed_s
+        self.slowed_s += carried.slowed_s
+        for each in carried.intervals:
+            self._occupy(each.lane, each.label, self.compute_s + each.start_s, self.compute_s + each.end_s)
 
     def transfer(self, lane: Lane, label: str, duration_s: float, not_before_s: float = 0.0) -> float:
         """Queue a transfer that may start now, or later; returns when it ends."""

@@ -12,6 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from memadvisor.cost.activations import Activations, View, activations_under, added
+from memadvisor.cost.carried import carry_over
 from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.components import scaled
 from memadvisor.cost.delayed_memory import memory_of
@@ -84,7 +85,7 @@ class _Player:
         self.lanes = Lanes() if times is None or times.slowdown is None else Lanes(times.slowdown)
         self.paging_time = PagingTime(step, schedule, transfers)
         self.optimizer_s = sum(step.segments[position].duration_s for position in step.optimizer_at)
-        update_s = partial(_paged_update_s, self.optimizer_s, self.engine, self.paging_time)
+        update_s = partial(self.paging_time.whole_update_s, self.optimizer_s, self.engine.updates)
         self.paged = PagedUpdates(schedule, self.lanes, transfers, self.engine.update_traffic, update_s)
         self.updated_alone = frozenset(schedule.updated_alone)
         self.pages = PagedParameters(self.lanes, transfers, self.engine, self.paging_time)
@@ -96,7 +97,8 @@ class _Player:
         self.updates_due: list[str] = []  # units to be updated in the backward, once their reduction is over
 
     def play(self, limit: Limit | None) -> Simulation:
-        self._carry_over()
+        self.paged.begin()
+        carried = carry_over(self.schedule, self.lanes, self._alone_s, self._gather_updated)
         remaining = None
         if limit is not None:
             remaining = Remaining(self.step, limit, self.activations, self.engine.updates.late_time())
@@ -106,6 +108,7 @@ class _Player:
                 return replace(self._simulation(), step_time_s=least_s, is_whole=False)
             self._segment(position, is_last, is_again)
         self._end_backward(len(self.step.segments) - 1, True)
+        self.lanes.end_step(carried)
         return self._simulation()
 
     def _simulation(self) -> Simulation:
@@ -120,16 +123,12 @@ class _Player:
             moments=self.moments,
         )
 
-    def _carry_over(self) -> None:
-        """What the step before has updated and still has to bring to all ranks comes in under this one; so do its late
-        updates."""
-        self.paged.begin()
-        for action in self.schedule.at(Point.AFTER_OPTIMIZER):
-            if action.overlaps and self.times is not None:
-                self.engine.stale.add(action.unit)
-                message = self.engine.act(action)
-                if message is not None:
-                    self.collectives.queue(action, message)
+    def _gather_updated(self, action: Action) -> None:
+        """What the step before has updated, and still has to bring to all ranks, comes in under this one."""
+        self.engine.stale.add(action.unit)
+        message = self.engine.act(action)
+        if message is not None:
+            self.collectives.queue(action, message)
 
     def _segment(self, position: int, is_last: bool, is_again: bool) -> None:
         segment, place = self.step.segments[position], self.step.places[position]
@@ -236,7 +235,7 @@ class _Player:
         view: View = "captured" if self.engine.replays else "passing_gradients"
         here = _Here(point, position, following, view, is_last)
         for action in actions:
-            if point is Point.AFTER_OPTIMIZER and action.overlaps:
+            if point in _UPDATES and action.kind is ActionKind.GATHER and action.overlaps:
                 continue  # it falls into the next step, as that of the step before did into this one
             if point is Point.BEFORE_OPTIMIZER and action.unit in self.paged:
                 self._update_paged(action, here)
@@ -266,8 +265,7 @@ class _Player:
     def _update_alone(self, action: Action, here: _Here) -> None:
         """A unit's part of the optimizer step, by itself."""
         self._tell_place(self.step.places[here.position])
-        apart_s = UNIT_UPDATE_S["cpu" if self.step.device == "cpu" else "cuda"]
-        self.lanes.compute(f"update of {action.unit}", self._update_s((action.unit,)) + apart_s)
+        self.lanes.compute(f"update of {action.unit}", self._alone_s(action.unit))
         self.engine.act(action)
         if self.watcher is not None:
             self.watcher.update(action.unit, self.engine.updates.temporaries((action.unit,)))
@@ -345,6 +343,12 @@ class _Player:
             self.engine.spend(name)
             self._tell_states()
 
+    def _alone_s(self, unit: str) -> float:
+        """A unit's update by itself; "": what else the optimizer step does."""
+        if not unit:
+            return self.optimizer_s * self.engine.updates.late_time()
+        return self._update_s((unit,)) + UNIT_UPDATE_S["cpu" if self.step.device == "cpu" else "cuda"]
+
     def _update_s(self, names: tuple[str, ...]) -> float:
         return self.optimizer_s * self.engine.updates.time(names)
 
@@ -382,17 +386,12 @@ class _Player:
         self.moments.add(place, segment, at, view, beside, self.engine.held())
 
 
-def _paged_update_s(
-    optimizer_s: float, engine: EngineMemory | Fsdp2Memory, paging_time: PagingTime, unit: str
-) -> float:
-    return optimizer_s * engine.updates.time((unit,)) + paging_time.update_s(unit)
-
-
 _POINTS = {
     "forward": (Point.BEFORE_FORWARD, Point.AFTER_FORWARD),
     "backward": (Point.BEFORE_BACKWARD, Point.AFTER_BACKWARD),
     "optimizer": (Point.BEFORE_OPTIMIZER, Point.AFTER_OPTIMIZER),
 }
+_UPDATES = (Point.BEFORE_OPTIMIZER, Point.AFTER_OPTIMIZER)
 _TRANSFERS = frozenset((ActionKind.OFFLOAD, ActionKind.PREFETCH))
 _AFTER = tuple(after for _, after in _POINTS.values())
 # A reduction may run under the rest of a backward, whose end waits for all of them.

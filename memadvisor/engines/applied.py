@@ -110,7 +110,9 @@ class Applied:
         self.recompute = Recompute(self._hooks, self._label, self._note, self._undo, self._activations)
         self._rounding = CompressedActivations(self._hooks, self._label, self._note, self._undo)
         self._casts = Casts(self._undo)
-        self._offload = StateOffload(self.slot_of, self._label, self._note, self._undo, directory)
+        self._offload = StateOffload(
+            self.slot_of, self._label, self._note, self._undo, directory, self._begin_to_gather
+        )
         for text in warnings_of(plan):
             self._note("warning", text)
         if plan.num_ranks > 1:
@@ -384,6 +386,9 @@ class Applied:
     def _share_out(self, optimizer: torch.optim.Optimizer, owners: Owners, slots: list[Slot]) -> None:
         if owners.assign(slots):
             self._note("info", note_on_owners(optimizer, owners, self.plan.group_ranks))
+
+    def _begin_to_gather(self, flat: Flat) -> None:
+        self._executor_of(flat).arrivals.begin(flat)
 
     def _executor_of(self, flat: Flat) -> Executor:
         return self._owner[id(flat)]

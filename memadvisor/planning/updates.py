@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memadvisor.cost.step import CapturedStep
 from memadvisor.planning.plays import Plays
-from memadvisor.planning.ranked import RankedPlan
+from memadvisor.planning.ranked import RankedPlan, may_wait_less
 from memadvisor.planning.several_models import updates_apart
 
 
@@ -16,7 +16,11 @@ def may_update_early(step: CapturedStep, plays: Plays, stage: int) -> bool:
 
 
 def may_update_by_unit(step: CapturedStep, plays: Plays, usual: RankedPlan) -> bool:
-    """Whether units may be updated one after another in the optimizer step, and `usual`, which does not, pays for memory."""
-    is_free = usual.fits and not (usual.plan.recomputed_units or usual.plan.parted_units)
-    in_codes = plays.asked.optimizer_bits is not None
-    return step.may_update_by_unit and not (is_free or in_codes or updates_apart(step))
+    """Whether units may be updated one after another in the optimizer step, and `usual`, which does not, pays for memory
+    that this would free, or waits for what would travel under it."""
+    if not step.may_update_by_unit or plays.asked.optimizer_bits is not None or updates_apart(step):
+        return False
+    plan = usual.plan
+    pays = not usual.fits or bool(plan.recomputed_units or plan.parted_units)
+    gathers = plan.overlap and any(unit.stage_on(plan.num_ranks) in (1, 2) for unit in plan.units)
+    return (step.updates_together and pays) or (gathers and may_wait_less(usual))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memadvisor.cost.lanes import NO_COLLECTIVE, Lanes
+from memadvisor.cost.lanes import NO_COLLECTIVE, Carried, Lanes
 from memadvisor.hardware.hardware import OverlapSlowdown
 from memadvisor.schedule import Lane
 
@@ -116,3 +116,39 @@ def test_a_slowdown_never_makes_a_step_faster_and_no_second_is_lost(
         assert lanes.compute_s == pytest.approx(computing + lanes.slowed_s + lanes.exposed_s)
     if 1 / compute + 1 / collective >= 1:  # else it is faster not to do both at once
         assert plain.compute_s - 1e-9 <= slowed.compute_s <= late.compute_s + 1e-9
+
+
+def test_what_goes_on_in_the_next_step_is_shown_where_this_one_ends():
+    """Of 3 s under 1 s of updates, at factors of 2 on both sides: 2 s pass, in which 1 s of it and all of them are done."""
+    lanes = Lanes(OverlapSlowdown(compute=2.0, collective=2.0))
+    number = lanes.collective("gather", 3.0)
+    lanes.compute("update", 1.0)
+    carried = lanes.begin_step()
+    lanes.wait_for(number)
+    assert (lanes.compute_s, lanes.exposed_s) == pytest.approx((2.0, 2.0))
+
+    lanes.compute("update", 1.0)
+    lanes.end_step(carried)
+    assert (lanes.compute_s, lanes.slowed_s) == pytest.approx((4.0, 1.0))
+    gathers = [(i.start_s, i.end_s) for i in lanes.intervals if i.lane is Lane.COLLECTIVE]
+    assert gathers == [pytest.approx((0.0, 2.0)), pytest.approx((2.0, 4.0))]
+    assert lanes.alone_s == {"update": pytest.approx(1.0)}
+
+
+@given(st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=5), SECONDS)
+def test_a_step_that_begins_with_what_is_under_way_shows_all_of_it_and_waits_no_longer(updates, forward_s):
+    """Of updates each followed by a collective: against the same, all begun when the step does."""
+    early, late = Lanes(), Lanes()
+    for update_s, gather_s in updates:
+        early.compute("update", update_s)
+        last = early.collective("gather", gather_s)
+    carried = early.begin_step()
+    for _, gather_s in updates:
+        late.collective("gather", gather_s)
+    for lanes in (early, late):
+        lanes.compute("forward", forward_s)
+        lanes.wait_for(last)
+        lanes.end_step(carried if lanes is early else Carried())
+    shown_s = sum(i.end_s - i.start_s for i in early.intervals if i.lane is Lane.COLLECTIVE)
+    assert shown_s == pytest.approx(sum(gather_s for _, gather_s in updates), abs=1e-9)
+    assert early.compute_s <= late.compute_s + 1e-9

@@ -10,6 +10,7 @@ import torch
 from memadvisor.engines.sharding import arrivals
 from memadvisor.engines.sharding import gathers as gathers_module
 from memadvisor.engines.sharding.early_updates import EarlyUpdates
+from memadvisor.engines.sharding.executor import Executor
 from memadvisor.engines.sharding.gathers import Gathers
 from memadvisor.engines.sharding.scatterings import Scatterings
 from tests.engines.virtual_lane import OrderError, World
@@ -106,6 +107,27 @@ EARLY = next(
 )
 
 
+BEHIND_UPDATES = next(
+    case
+    for case in map(draw_case, range(1000))
+    if case.plan.overlap
+    and case.plan.update_by_unit
+    and {unit.zero_stage for unit in case.plan.units} == {1, 2}
+)
+
+
+def _gather_before_the_update(monkeypatch):
+    original = Executor.step_begins
+
+    def step_begins(self):
+        original(self)
+        for flat in self.flats:
+            if flat.unit in self.sharded.schedule.gathered_behind_updates and flat.shard is not None:
+                self.arrivals.begin(flat)
+
+    monkeypatch.setattr(Executor, "step_begins", step_begins)
+
+
 def _show_before_it_is_there(monkeypatch):
     original = Gathers.gather
 
@@ -197,6 +219,7 @@ BUGS = {
     _show_before_it_is_there: (OVERLAPPED, "read while it is written"),
     _release_what_is_arriving: (OVERLAPPED, "written while it is written.*resize_"),
     _use_what_is_arriving: (LATE, "read while it is written"),
+    _gather_before_the_update: (BEHIND_UPDATES, "written while it is written"),
     _keep_a_sum_that_is_not_over: (OVERLAPPED, "read while it is written"),
     _update_by_a_sum_that_is_not_over: (EARLY, "read while it is written"),
     _leave_all_reduces_unwaited: (MIXED, "read while it is written"),

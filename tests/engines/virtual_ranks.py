@@ -112,6 +112,7 @@ def draw_case(seed: int) -> Case:
     plan = replace(plan, precision=precision, compression=compression, algorithms=algorithms)
     if overlap and max(unit.zero_stage for unit in units) >= 2:
         plan = replace(plan, reduce_depth=draw.randint(1, 3))
+    plan = replace(plan, update_by_unit=not plan.update_in_backward and draw.random() < 0.5)
     return replace(case, plan=plan)
 
 
@@ -269,6 +270,8 @@ def _step(executor: Executor) -> None:
                     whole[: flat.num_elements] = gradient[: flat.num_elements]
                     whole = flat.own_slice(whole)
                 flat.shard.add_(whole, alpha=-0.1)
+                if flat.unit in executor.sharded.schedule.gathered_behind_updates:
+                    executor.arrivals.begin(flat)
     executor.step_ends(executor.flats)
     for flat in executor.flats:
         for slot in flat.slots:

@@ -68,5 +68,5 @@ def test_the_advised_plan_updates_unit_by_unit_where_that_alone_makes_it_fit():
 
 def test_no_plan_updates_unit_by_unit_what_is_updated_one_after_another_anyway():
     run, _ = recorded(OneWord, 1, False, make_optimizer=adamw(foreach=False))
-    assert not captured_step(run).may_update_by_unit
+    assert not captured_step(run).updates_together
     assert not any(ranked.plan.update_by_unit for ranked in memadvisor.advise(run, memory="90%").plans)

@@ -1,10 +1,11 @@
 """Updated parameters on their way to this rank: what stages 1 and 2 leave behind an optimizer step.
 
-With a plan's `overlap` the all-gathers of what the ranks have updated run under whatever the script does next, and a
-unit's parameters are waited for where its forward begins. A script may read them sooner (an average of the weights, a
-checkpoint, a function that takes a weight), so until they are there each parameter's class is swapped for one that
-waits at whatever needs its values. What reads tensors past Python's dispatch outside of a module's forward would not
-wait, so scripted modules and models that torch.compile has seen are not left behind.
+With a plan's `overlap` the all-gathers of what the ranks have updated run under whatever the script does next, and where
+units are updated one after another under the updates of the next ones; a unit's parameters are waited for where its forward
+begins. A script may read them sooner (an average of the weights, a checkpoint, a function that takes a weight), so until
+they are there each parameter's class is swapped for one that waits at whatever needs its values. What reads tensors past
+Python's dispatch outside of a module's forward would not wait, so scripted modules and models that torch.compile has seen
+are not left behind.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from memadvisor.engines.sharding.replaced import Replaced
 from memadvisor.engines.sharding.sharded_model import ShardedModel
 from memadvisor.engines.sharding.tensor_functions import needs_no_values
 from memadvisor.run.compiled import has_compiled
-from memadvisor.schedule import Point
 
 _flats: weakref.WeakValueDictionary[int, Flat] = weakref.WeakValueDictionary()
 
@@ -64,21 +64,36 @@ class Arrivals:
         self.settle()
         self.replaced.take_values(self._sharded.flats)
 
+    def begin(self, flat: Flat) -> None:
+        """Begin to bring what an optimizer step has updated, while it goes on with others; where nobody who reads it sooner
+        would wait, it is brought when the step is over."""
+        if self._may_begin(flat):
+            self._begin(flat)
+
     def bring(self, stepped: set[int]) -> None:
-        """Bring what an optimizer has updated, by indices of flats, to all ranks."""
+        """Bring what an optimizer has updated, by indices of flats, to all ranks, as far as it is not on its way."""
         sharded = self._sharded
-        for action in sharded.schedule.at(Point.AFTER_OPTIMIZER):
+        for action in sharded.schedule.gathers_of_updated:
             unit = sharded.units.get(action.unit)
             for flat in unit.trainable if unit is not None else ():
                 if flat.index not in stepped or flat.full is None or flat.shard is None:
                     continue
-                own = flat.own_part(flat.full)
-                is_late = action.overlaps and not self.replaced.has_taken(flat)
-                if is_late and self.can_wait(flat):
-                    _leave_behind(flat, sharded.wire.begin_gather(flat.full, own, flat.unit, flat.index))
+                if flat.arriving is not None:
+                    continue
+                if action.overlaps and self._may_begin(flat):
+                    self._begin(flat)
                 else:
-                    sharded.wire.gather(flat.full, own, flat.unit, flat.index)
+                    sharded.wire.gather(flat.full, flat.own_part(flat.full), flat.unit, flat.index)
         self.replaced.give_back()
+
+    def _may_begin(self, flat: Flat) -> bool:
+        return not self.replaced.has_taken(flat) and self.can_wait(flat)
+
+    def _begin(self, flat: Flat) -> None:
+        if flat.full is None:
+            raise AssertionError("a flat of stage 1 or 2 has its place at all times")
+        own = flat.own_part(flat.full)
+        _leave_behind(flat, self._sharded.wire.begin_gather(flat.full, own, flat.unit, flat.index))
 
     def settle(self) -> None:
         """Wait for all that is on its way."""

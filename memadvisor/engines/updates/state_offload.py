@@ -24,6 +24,7 @@ from memadvisor.engines.lanes.coded_tier import tables_of
 from memadvisor.engines.lanes.tiers import make_tier
 from memadvisor.engines.script.live import LiveModel
 from memadvisor.engines.script.undo import Undo
+from memadvisor.engines.sharding.flat import Flat
 from memadvisor.engines.sharding.late import LateTensor
 from memadvisor.engines.sharding.sharded_step import FindSlot, Swap, is_elementwise, parameters_of
 from memadvisor.engines.updates.cast_updates import update_cast_units
@@ -60,9 +61,17 @@ class _Model:
 
 
 class StateOffload:
-    """Part of a plan in force: all models and optimizers whose state is put away."""
+    """Part of a plan in force: all models and optimizers whose state is put away. `updated`: as of UpdatesByUnit."""
 
-    def __init__(self, slot_of: FindSlot, label: Label, note: Note, undo: Undo, directory: Path) -> None:
+    def __init__(
+        self,
+        slot_of: FindSlot,
+        label: Label,
+        note: Note,
+        undo: Undo,
+        directory: Path,
+        updated: Callable[[Flat], None],
+    ) -> None:
         self._slot_of = slot_of
         self._directory = directory
         self._label = label
@@ -75,7 +84,7 @@ class StateOffload:
         self._refused: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._hooks: weakref.WeakKeyDictionary[Optimizer, Any] = weakref.WeakKeyDictionary()
         self._undo = undo
-        self._by_unit = UpdatesByUnit(slot_of, label, note)
+        self._by_unit = UpdatesByUnit(slot_of, label, note, updated)
 
     def attach(self, model: LiveModel, schedule: Schedule) -> None:
         """Follow a schedule that puts state away, or updates units by themselves. Raises PlanError where the tier is none."""

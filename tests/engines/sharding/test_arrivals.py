@@ -13,6 +13,7 @@ from torch import nn
 
 from memadvisor.engines.sharding import arrivals
 from memadvisor.engines.sharding.arrivals import ArrivingParameter
+from memadvisor.engines.updates import updates_by_unit
 from tests.engines.ranks import run_ranks
 from tests.engines.trainings import Training, applied, build, make_optimizer, make_plan
 
@@ -67,8 +68,9 @@ def _nothing_compiled() -> contextlib.AbstractContextManager[object]:
 
 def looks_under_plans(rank: int) -> list[dict[str, list[torch.Tensor]]]:
     found = [looks_after_steps(rank)]
-    for zero in (1, 2):
-        with _nothing_compiled(), applied(make_plan(dist.get_world_size(), zero, overlap=True)):
+    for zero, by_unit in ((1, False), (2, False), (1, True)):
+        plan = make_plan(dist.get_world_size(), zero, overlap=True, update_by_unit=by_unit)
+        with _nothing_compiled(), applied(plan):
             found.append(looks_after_steps(rank))
     return found
 
@@ -126,3 +128,52 @@ def scripted(rank: int) -> list[bool]:
 def test_scripted_modules_are_waited_for_at_once():
     for arriving in run_ranks(scripted, 2):
         assert not any(arriving)
+
+
+KINDS = ("foreach adamw", "adamw", "fused adamw")
+
+
+def orders(rank: int) -> dict[str, list[str]]:
+    """In which order units are updated and begin to be gathered in a step, by optimizer; and with which losses."""
+    found = {}
+    for kind in KINDS:
+        plan = make_plan(dist.get_world_size(), 1, overlap=True, update_by_unit=True)
+        with _nothing_compiled(), applied(plan):
+            found[kind] = _order(kind, rank)
+    return found
+
+
+def _order(kind: str, rank: int) -> list[str]:
+    ddp, seen = build(Training(), rank), []
+    options = {"fused": True} if kind.startswith("fused") else {"foreach": kind.startswith("foreach")}
+    optimizer = torch.optim.AdamW(ddp.parameters(), **options)
+    step, begin = updates_by_unit.step_only, arrivals.Arrivals._begin
+
+    def step_only(optimizer, own, slot_of, label):
+        step(optimizer, own, slot_of, label)
+        seen.extend(
+            f"update {unit}" for unit in {slot_of(p).flat.unit for p in ddp.parameters() if id(p) in own}
+        )
+
+    def _begin(self, flat):
+        seen.append(f"gather {flat.unit}")
+        begin(self, flat)
+
+    optimizer.register_step_post_hook(lambda *_: seen.append("script"))
+    with (
+        mock.patch.object(updates_by_unit, "step_only", step_only),
+        mock.patch.object(arrivals.Arrivals, "_begin", _begin),
+    ):
+        ddp(torch.arange(4).view(1, 4)).square().mean().backward()
+        optimizer.step()
+    return seen
+
+
+def test_a_units_new_values_are_on_their_way_while_the_next_unit_is_updated():
+    first, *others = run_ranks(orders, 2)
+    assert others == [first]
+    for kind in KINDS:
+        updated = [each.removeprefix("update ") for each in first[kind] if each.startswith("update")]
+        assert len(updated) > 2
+        in_turns = [f"{what} {unit}" for unit in updated for what in ("update", "gather")]
+        assert first[kind] == [*in_turns, "script"], kind
