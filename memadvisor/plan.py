@@ -251,6 +251,11 @@ class Plan:
         return self.reduce_depth if self.overlap else 0
 
     @property
+    def gathers_updated_later(self) -> bool:
+        """Whether, of units chosen, what the optimizer step updates is gathered under what follows."""
+        return self.overlap and any(unit.stage_on(self.num_ranks) in (1, 2) for unit in self.units)
+
+    @property
     def group_ranks(self) -> int:
         """How many ranks share what is sharded."""
         return self.num_ranks if self.shard_ranks is None else self.shard_ranks

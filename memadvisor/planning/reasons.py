@@ -63,7 +63,8 @@ def _deed(plan: Plan, prediction: Prediction) -> str:
     if plan.fused_updates:
         parts.append("updates in fused kernels")
     if plan.update_by_unit:
-        parts.append("updates units one after another")
+        behind = ", and gathers each behind its own update" if plan.gathers_updated_later else ""
+        parts.append(f"updates units one after another{behind}")
     if plan.chunked_loss is not None:
         parts.append(
             f"makes the output of {plan.chunked_loss.layer!r}, and the loss, {plan.chunked_loss.rows} rows at a time"

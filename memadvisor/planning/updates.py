@@ -22,5 +22,4 @@ def may_update_by_unit(step: CapturedStep, plays: Plays, usual: RankedPlan) -> b
         return False
     plan = usual.plan
     pays = not usual.fits or bool(plan.recomputed_units or plan.parted_units)
-    gathers = plan.overlap and any(unit.stage_on(plan.num_ranks) in (1, 2) for unit in plan.units)
-    return (step.updates_together and pays) or (gathers and may_wait_less(usual))
+    return (step.updates_together and pays) or (plan.gathers_updated_later and may_wait_less(usual))

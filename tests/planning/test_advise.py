@@ -243,6 +243,26 @@ def test_more_reductions_are_under_way_where_that_is_clearly_faster():
     assert "reductions up to 2 units behind" in explain(deep.plan, deep.prediction, None, 2**40)
 
 
+def test_units_are_updated_one_after_another_where_a_forward_waits_for_what_was_updated():
+    """The optimizer updates one parameter after another, so that nothing but the wait is less."""
+    run = make_run(num_blocks=4)
+    step = dataclasses.replace(captured_step(run), may_update_by_unit=True)
+    assert not step.updates_together
+
+    def of_stage_1(gather_s):
+        curves = [
+            CollectiveCurve(operation=name, num_ranks=2, sizes_bytes=(10**6,), durations_s=(gather_s,))
+            for name in ("all_reduce", "all_gather", "reduce_scatter")
+        ]
+        plays = Plays(run, times_from_curves(curves, 2, "a test"), 2, 2**40)
+        return next(ranked for ranked in Search(plays).plans(step) if ranked.plan.zero_stage == 1)
+
+    waits, free = of_stage_1(0.02), of_stage_1(1e-6)
+    assert (waits.plan.update_by_unit, free.plan.update_by_unit) == (True, False)
+    why = explain(waits.plan, waits.prediction, None, 2**40)
+    assert "updates units one after another, and gathers each behind its own update" in why
+
+
 def test_groups_of_ranks_share_where_memory_allows_and_collectives_are_faster_for_it():
     """Of 4 ranks, 2 move half of the bytes to gather and all of 4 three quarters; they hold twice as much."""
     curves = (
