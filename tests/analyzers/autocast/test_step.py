@@ -14,6 +14,7 @@ import memadvisor
 from memadvisor.analyzers.autocast.step import required_autocast, why_not
 from memadvisor.analyzers.script_changes.found import changes_of
 from memadvisor.analyzers.timeline import memory_timeline
+from memadvisor.autocast_workspaces import workspaces_for
 from memadvisor.errors import UsageError
 
 WORDS, LENGTH, WIDTH = 200, 64, 64
@@ -237,13 +238,14 @@ def word_losses(model, *, length):
     ids=["frozen weights", "mean", "gather"],
 )
 def test_copies_that_no_cache_holds_and_those_inside_of_kernels_are_counted(tmp_path, make, length):
-    """Where a copy for each use of a frozen weight, or one in float32 inside of an operator, is at the peak: but for what
-    small products allocate for themselves."""
+    """Where a copy for each use of a frozen weight, or one in float32 inside of an operator, is at the peak, with what
+    products take for themselves: more on several threads."""
     given = {"of": lambda model, _: word_losses(model, length=length)}
     plain = recorded(tmp_path / "plain", make, **given)
     by_hand = recorded(tmp_path / "hand", make, by_hand=True, **given)
-    predicted = peak_bytes(required_autocast(plain.ranks[0]))
-    assert predicted == pytest.approx(by_hand.ranks[0].traced_step.peak_allocated_bytes, rel=0.02)
+    predicted = peak_bytes(required_autocast(plain.ranks[0], workspaces_for(plain)))
+    measured = by_hand.ranks[0].traced_step.peak_allocated_bytes
+    assert predicted == pytest.approx(measured, abs=64)  # numbers that Python hands to operators
 
 
 def kept_bytes(rank):
