@@ -24,13 +24,14 @@ FSDP = Preset(
         logit_bytes=14.0,
         keeps_ends=True,
         weighs_wide=True,
+        lets_gradients_go=True,
     ),
     meaning="torch's FSDP or torchtitan: shards in fp32, gathered in bf16, reduced in fp32, 16 B a parameter; selective recomputation is "
     "torchtitan's, operator by operator; keys and values repeated for every query head, norms in one kernel; in a pipeline "
     "parameters stay gathered and gradients whole until the last microbatch, under looped schedules with two parts of the model "
     "on each rank; parameters gathered in the 8 bits of products; the embedding and the head are the root unit's, which is not "
     "resharded until the backward's end; of a logit three tensors in fp32 (the log-softmax, the gradient of the "
-    "mean, its own), and the block of the product in two bytes, which is too small for any of them; experts' results weighed in fp32",
+    "mean, its own), and the block of the product in two bytes, which is too small for any of them; experts' results weighed in fp32; gradients let go behind each update",
     source="torch.distributed.fsdp.MixedPrecisionPolicy; torch/distributed/fsdp/flat_param.py (post_unshard frees the 16-bit shard), fully_shard's reshard_after_forward (false for the root); https://github.com/pytorch/torchtitan, docs/fsdp.md, docs/float8.md, torchtitan/models/moe.py, its "
     "activation checkpointing and pipelines (reshard_after_forward; generate_split_points: two stages a rank where no split is "
     "given) as of 2024 and 2025",

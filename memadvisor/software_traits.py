@@ -75,6 +75,8 @@ class Software:
     reference_code: bool = False
     # Kernels of others, or torch.compile's, take the place of that class's norms, rotary positions and gate.
     patched_code: bool = False
+    # It has Liger's kernels for norms, rotary positions and the gate, whoever shards it.
+    liger: bool = False
     # How many parameters may come between two uses of one for ZeRO stage 3 to keep it gathered.
     reuse_parameters: float = 0.0
     reduce_bucket_elements: float = 0.0
@@ -104,6 +106,10 @@ class Software:
     flash2: bool = True
     # The loss is one kernel over 16-bit logits, which become their gradient.
     fused_loss: bool = False
+    # torch.compile makes that kernel, which writes the gradient beside the logits.
+    compiled_loss: bool = False
+    # That kernel takes a copy of the logits in fp32.
+    wide_fused_loss: bool = False
     # Of a logit at the loss's peak, where it is another.
     logit_bytes: float | None = None
     # Of a logit that is there through the backward beside those of the loss: the loop has the model's outputs in a variable.

@@ -49,7 +49,7 @@ COMPARISONS = (
         name="halo_b300",
         source="halo (github.com/whitecircle/halo, agent-docs/optimization, September 2026)",
         note="GPT-OSS 20B, Qwen3 30B-A3B, Qwen3.5 35B-A3B on 8 B300 and Qwen3 4B and 8B on one, 2,048 to 262,144 tokens, experts on 1, 2 and 8 ranks, sequences "
-        "whole or shared by heads among 8, under FSDP2. Attention is FlashAttention 4, which was predicted as the second generation blind, and torch's of Qwen3.5; parameters, gradients and moments are in 16 bits. Half of GPT-OSS's layers see 128 tokens, where all were taken to see all. Experts on two ranks are not sharded among their four copies, nor is "
+        "whole or shared by heads among 8, under FSDP2. Attention is FlashAttention 4, which was predicted as the second generation blind, and torch's of Qwen3.5; parameters, gradients and moments are in 16 bits. Half of GPT-OSS's layers see 128 tokens, where all were taken to see all. Its kernels are Liger's, whose loss is over logits in fp32, and none with tensor or sequence parallelism (its page on them, which blind rows did not heed). Experts on two ranks are not sharded among their four copies, nor is "
         "anything else taken to be then. Rows of Gemma 4 and Mistral Small 4, of which the one is not known here and the other has another layout than the columns can say, are left out. Memory is the peak allocated.",
         seconds=_from_either_rate,
         num_bytes=lambda table: table.peak_allocated_gib * GIB,

@@ -12,7 +12,7 @@ from rich.text import Text
 from memadvisor.architecture import VisionTower
 from memadvisor.cli.model_words import adapter_words, kind_words, model_lines, pack_words
 from memadvisor.cost.layouts.estimate import StepEstimate
-from memadvisor.cost.layouts.memory import StageMemory
+from memadvisor.cost.layouts.rank_memory import StageMemory
 from memadvisor.hardware.cluster import Cluster, Link
 from memadvisor.layout import Layout, TrainingStep
 from memadvisor.layout_table.read import LayoutCase

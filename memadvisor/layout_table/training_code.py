@@ -114,7 +114,7 @@ def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware)
     software = dataclasses.replace(
         software,
         reference_code=reference,
-        patched_code=_is_compiled(cells) or _says(cells, "xtuner"),
+        patched_code=_is_compiled(cells) or _says(cells, r"xtuner|\bliger\b"),
         sample_len=cells.whole("sample_len"),
         masks_windows=reference and re.match(r"flash|fa\d", plain_word(attention or "")) is None,
     )
@@ -146,11 +146,18 @@ def _compiled(cells: Cells, software: Software) -> Software:
     parts = _compiled_parts(cells)
     if _is_compiled(cells):
         software = dataclasses.replace(software, fused_mlp=True, fused_rotary=True)
+    if _says(cells, r"\bliger\b"):
+        software = dataclasses.replace(
+            software, liger=True, fused_mlp=True, repeats_keys=False, weighs_wide=False
+        )
     fused, shared, pieces = (cells.flag(name) for name in ("fused_loss", "loss_parallel", "linear_loss"))
+    loss_bytes = _dtype_bytes(cells, "loss_dtype")
     return dataclasses.replace(
         software,
-        loss_bytes=_dtype_bytes(cells, "loss_dtype") or software.loss_bytes,
-        fused_loss="loss" in parts if fused is None else fused,
+        loss_bytes=loss_bytes or software.loss_bytes,
+        fused_loss=software.fused_loss or "loss" in parts if fused is None else fused,
+        compiled_loss="loss" in parts and fused is None,
+        wide_fused_loss=software.wide_fused_loss if loss_bytes is None else loss_bytes == 4,
         linear_loss=software.linear_loss if pieces is None else pieces,
         loss_parallel=software.loss_parallel if shared is None else shared,
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from memadvisor.cost.layouts.captured import CapturedLayout, CapturedTimes, captured_times
 from memadvisor.cost.layouts.chance import chance_of_more
-from memadvisor.cost.layouts.memory import StageMemory
+from memadvisor.cost.layouts.rank_memory import StageMemory
 from memadvisor.errors import UsageError
 from memadvisor.layout import Layout
 from memadvisor.planning.captured_memory import CapturedMemory

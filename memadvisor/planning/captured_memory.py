@@ -20,7 +20,7 @@ from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.layouts.captured import CapturedLayout, stage_parameters_of, stages_of
 from memadvisor.cost.layouts.captured_times import Target
 from memadvisor.cost.layouts.chance import safe_peak_bytes
-from memadvisor.cost.layouts.memory import StageMemory
+from memadvisor.cost.layouts.rank_memory import StageMemory
 from memadvisor.cost.pipelines.costs import PipelineTimes
 from memadvisor.cost.simulate import simulate
 from memadvisor.cost.simulation import Simulation

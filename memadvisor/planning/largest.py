@@ -15,7 +15,8 @@ from memadvisor.cost.layouts.chance import chance_of_more
 from memadvisor.cost.layouts.coefficients import FITTED, Coefficients
 from memadvisor.cost.layouts.estimate import SAFE_P_OOM, StepEstimate, estimate_step
 from memadvisor.cost.layouts.kernels import device_of
-from memadvisor.cost.layouts.memory import StageMemory, device_contents, stage_memory
+from memadvisor.cost.layouts.memory import device_contents, stage_memory
+from memadvisor.cost.layouts.rank_memory import StageMemory
 from memadvisor.cost.layouts.saved import chunk_saved_bytes
 from memadvisor.cost.layouts.stages import stage_layers
 from memadvisor.errors import UsageError

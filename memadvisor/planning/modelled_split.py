@@ -17,7 +17,8 @@ from memadvisor.cost.layouts.estimate import SAFE_P_OOM, StepEstimate, estimate_
 from memadvisor.cost.layouts.kernels import device_of
 from memadvisor.cost.layouts.layer_work import layer_groups
 from memadvisor.cost.layouts.links import Group, group_of
-from memadvisor.cost.layouts.memory import StageMemory, device_contents, stage_memory
+from memadvisor.cost.layouts.memory import device_contents, stage_memory
+from memadvisor.cost.layouts.rank_memory import StageMemory
 from memadvisor.errors import UsageError
 from memadvisor.hardware.cluster import Cluster
 from memadvisor.layout import TrainingStep

@@ -241,3 +241,26 @@ def test_gradients_stay_between_steps_of_before_torch_2():
     assert case_of(framework="ddp", gpu="A100").step.software.lets_gradients_go
     assert not case_of(framework="ddp", gpu="V100").step.software.lets_gradients_go
     assert not case_of(framework="megatron-core", gpu="A100").step.software.lets_gradients_go
+    assert case_of(framework="torchtitan", gpu="H100").step.software.lets_gradients_go
+
+
+def test_liger_fuses_the_gate_and_rotates_in_place_whoever_shards():
+    """Of Hugging Face's classes, which weigh experts in 16 bits and repeat no key for the kernel."""
+    plain, liger = (case_of(framework=name, gpu="H100").step.software for name in ("FSDP2", "FSDP2 (Liger)"))
+    assert liger.liger and liger.fused_mlp and not liger.repeats_keys and not liger.weighs_experts_wide
+    assert not plain.liger and not plain.fused_mlp and plain.repeats_keys and plain.weighs_experts_wide
+
+
+@pytest.mark.parametrize(
+    ("cells", "fused", "compiled", "wide"),
+    [
+        ({"fused_loss": "true"}, True, False, False),
+        ({"fused_loss": "true", "loss_dtype": "fp32"}, True, False, True),
+        ({"compile": "model,loss"}, True, True, False),
+        ({"compile": "model,loss", "fused_loss": "true"}, True, False, False),
+    ],
+)
+def test_a_fused_loss_says_what_it_reads(cells, fused, compiled, wide):
+    software = case_of(gpu="H100", **cells).step.software
+    found = (software.fused_loss, software.compiled_loss, software.wide_fused_loss)
+    assert found == (fused, compiled, wide)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from memadvisor.cost.layouts.coefficients import Coefficients
-from memadvisor.cost.layouts.memory import StageMemory
+from memadvisor.cost.layouts.rank_memory import StageMemory
 
 # What torch may have of a card over what its sheet says: 79.1 GiB of "80 GB", 39.5 of 40, 23.7 of 24 (its messages of
 # memory that ran out; docs/cost-model.md).

@@ -19,6 +19,8 @@ _SPLIT_LOGIT_FORWARD, _SPLIT_LOGIT_BACKWARD = 38.0, 14.0
 _NARROW_SPLIT_FORWARD, _NARROW_SPLIT_BACKWARD = 16.0, 4.0
 # In one kernel, which makes the gradient at once: read and written in two bytes, read again by the products.
 _FUSED_LOGIT_FORWARD, _FUSED_LOGIT_BACKWARD = 6.0, 0.0
+# The same over a copy in fp32: cast (2+4), read for the softmax (4), read and written as its gradient (4+4), which is cast back (4+2).
+_WIDE_FUSED_FORWARD, _WIDE_FUSED_BACKWARD = 18.0, 6.0
 
 
 def embedding_work(model: Architecture, step: TrainingStep, device: Device, groups: Groups) -> Work:
@@ -47,6 +49,8 @@ def _is_trained(step: TrainingStep) -> bool:
 def _logit_bytes(step: TrainingStep) -> tuple[float, float]:
     """What the loss reads and writes of one logit, forward and backward, where an element of an activation has two bytes."""
     software = step.software
+    if software.fused_loss and software.wide_fused_loss and not software.linear_loss:
+        return _WIDE_FUSED_FORWARD, _WIDE_FUSED_BACKWARD
     if software.fused_loss or software.linear_loss:
         return _FUSED_LOGIT_FORWARD, _FUSED_LOGIT_BACKWARD
     if software.loss_bytes == 2 or software.element_bytes > 2:  # nothing is cast

@@ -23,11 +23,11 @@ from memadvisor.cost.layouts.layer_work import layer_groups
 from memadvisor.cost.layouts.links import Group, group_of, message_seconds
 from memadvisor.cost.layouts.memory import (
     StageContents,
-    StageMemory,
     device_contents,
     stage_memory,
     stage_parameters,
 )
+from memadvisor.cost.layouts.rank_memory import StageMemory
 from memadvisor.cost.layouts.stages import stage_layers
 from memadvisor.cost.layouts.stalls import message_stall_s, microbatch_stall_s, stalled_costs
 from memadvisor.cost.pipelines.costs import PipelineTimes

@@ -39,6 +39,11 @@ _STREAMED = 0.75
 # (torchtitan/models/moe/moe.py and utils.py) gathers them (4 bytes), pads and permutes them (8), puts the results back in order
 # (4), weighs them in fp32 (cast, multiplied, cast: 20, of which torch.compile leaves 4) and adds them to the stream (6).
 _ROUTED, _ROUTED_APART, _WEIGHED_APART = 8.0, 42.0, 16.0
+# Hugging Face's classes gather them (4), weigh them (4) and add them up by an operator that scatters, which the backward of the
+# gather does too: of 16 bits 1.5 ms for 65,536 rows of 2,880 on B300 (github.com/whitecircle/halo, agent-docs/optimization/
+# grouped-gemm.md), 54 bytes of an element at the bandwidth that kernels reach. Forward and backward alike, so that of the three
+# passes that streams are counted with each has two thirds.
+_ROUTED_REFERENCE = 42.0
 # Where a norm keeps a copy of its input in fp32 (ReferenceCode.norm_bytes), its operators are separate.
 _COPIES_INPUT = 8.0
 
@@ -72,7 +77,7 @@ def stream_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: fl
 def routed_bytes(step: TrainingStep) -> float:
     """What brings a token to an expert's product and back moves, of an element, beside exchanges between ranks."""
     if not step.software.weighs_experts_wide:
-        return _ROUTED
+        return _ROUTED_REFERENCE if step.software.reference_code or step.software.liger else _ROUTED
     return _ROUTED_APART - (_WEIGHED_APART if step.software.fused_mlp else 0.0)
 
 

@@ -21,54 +21,12 @@ from memadvisor.cost.layouts.holding_code import (
     shards_masters,
 )
 from memadvisor.cost.layouts.passing_layers import ahead_bytes, moving_bytes, recomputed_layer_bytes
+from memadvisor.cost.layouts.rank_memory import StageMemory
+from memadvisor.cost.layouts.root_unit import root_gradient_bytes, root_reduction_bytes
 from memadvisor.cost.layouts.saved import head_saved_bytes, layer_backward_bytes
 from memadvisor.cost.layouts.saved_autocast import only_matrices
 from memadvisor.layout import Layout, TrainingStep
 from memadvisor.software_traits import Software
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageMemory:
-    """Bytes on one rank. `allocator_bytes`: what the caching allocator holds beyond its tensors. `context_bytes` are the
-    driver's and the communicators', which no allocator of torch sees: they are in `total_bytes` alone. `cached_bytes`:
-    what the allocator holds besides, but gives up before memory runs out.
-    """
-
-    parameter_bytes: float
-    gradient_bytes: float
-    optimizer_bytes: float
-    activation_bytes: float
-    head_bytes: float
-    buffer_bytes: float
-    allocator_bytes: float
-    context_bytes: float
-    cached_bytes: float = 0.0
-
-    @property
-    def states_bytes(self) -> float:
-        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
-
-    @property
-    def allocated_bytes(self) -> float:
-        """Tensors alone, as `max_memory_allocated` counts them."""
-        return (
-            self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.activation_bytes
-            + self.head_bytes + self.buffer_bytes
-        )  # fmt: skip
-
-    @property
-    def needed_bytes(self) -> float:
-        """What of the device's memory the allocator cannot do without."""
-        return self.allocated_bytes + self.allocator_bytes
-
-    @property
-    def peak_bytes(self) -> float:
-        """What the allocator reserves, as `max_memory_reserved` counts it."""
-        return self.needed_bytes + self.cached_bytes
-
-    @property
-    def total_bytes(self) -> float:
-        return self.peak_bytes + self.context_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,6 +231,7 @@ def stage_memory(
     working = recomputed_layer_bytes(model, step, contents.layers) + layer_backward_bytes(
         model, step, contents.layers
     )
+    working += root_gradient_bytes(step, contents.heads * model.head_parameters())
     buffer_bytes = (
         _collective_buffers(step, count)
         + autocast_copies_bytes(model, step, contents)
@@ -286,7 +245,8 @@ def stage_memory(
     own = count.updated.sharded(layout)
     update_bytes = _lists_bytes(step, count.updated) + group_update_bytes(step, own)
     if gradients_come_late(step):
-        gradient_bytes = max(0.0, gradient_bytes + max(working, update_bytes) - gone_bytes)
+        last = max(working, update_bytes, root_reduction_bytes(step, count.updated.ends))
+        gradient_bytes = max(0.0, gradient_bytes + last - gone_bytes)
     else:
         buffer_bytes += max(0.0, update_bytes - gone_bytes)
     tensors = (

@@ -26,6 +26,7 @@ from memadvisor.cost.layouts.saved_reference import (
     score_bytes,
 )
 from memadvisor.layout import TrainingStep
+from memadvisor.software_traits import Software
 
 # Of one logit at the peak: the product in two bytes, its float32 copy, whose softmax is made beside it, and the gradient
 # in two.
@@ -35,8 +36,10 @@ _NARROW_LOGIT_BYTES = 8.0
 # Where the softmax takes the copy's place: the product in two bytes, the copy, and the gradient in two
 # (megatron/core/tensor_parallel/cross_entropy.py).
 _IN_PLACE_LOGIT_BYTES = 8.0
-# Where one kernel makes the gradient of the logits in their place.
-_FUSED_LOGIT_BYTES = 2.0
+# Where one kernel makes the gradient of the logits in their place; where torch.compile's writes it beside them, for what came into
+# a compiled forward is not its backward's to write; and where it takes a copy in fp32, whose gradient is cast back (Liger's in the
+# loss of Hugging Face's classes, transformers/loss/loss_utils.py, ForCausalLMLoss).
+_FUSED_LOGIT_BYTES, _COMPILED_LOGIT_BYTES, _WIDE_FUSED_LOGIT_BYTES = 2.0, 4.0, 6.0
 
 
 def plain_saved_bytes(model: Architecture, step: TrainingStep, layer: int) -> float:
@@ -157,7 +160,7 @@ def _attention_bytes(model: Architecture, step: TrainingStep, tokens: float, see
         low += 2.0 * (query + key)  # as the products gave them to the norms, whose results are rotated
     # Made contiguous, or rotated, by kernels of their own.
     are_views = software.takes_views and software.fused_attention and model.positions > 0
-    copied_query = copied_keys = 0.0 if software.fused_rotary or are_views else 1.0
+    copied_query = copied_keys = 0.0 if software.fused_rotary or software.liger or are_views else 1.0
     if software.repeats_keys and not software.reference_code:
         copied_query = copied_keys = 0.0
         key, value = query, result
@@ -307,14 +310,17 @@ _WEIGHED_WIDE = 12.0
 
 
 def _experts_backward_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: float) -> float:
-    """The same of a layer's routed experts: gradients of the gate's two products and of the tokens that came in, or of results
-    that are weighed, whichever is more."""
+    """The same of a layer's routed experts: gradients of the gate's two products, of their weights and of the tokens that came in, or
+    of results that are weighed, whichever is more."""
     if model.experts is None or not model.has_experts(layer):
         return 0.0
-    layout, software = step.layout, step.software
-    passed = tokens * model.experts.experts_per_token * layout.expert_imbalance / layout.tensor
-    inner = (2.0 if model.gated_mlp else 1.0) * model.experts.expert_ffn
-    held = software.element_bytes * passed * (inner + model.hidden)
+    layout, software, experts = step.layout, step.software, model.experts
+    passed = tokens * experts.experts_per_token * layout.expert_imbalance / layout.tensor
+    inner = (2.0 if model.gated_mlp else 1.0) * experts.expert_ffn
+    weights = 0.0
+    if software.lora is None and not software.fused_accumulation:
+        weights = experts.num_experts * inner * model.hidden / step.expert_ranks / step.expert_tensor_ranks
+    held = software.element_bytes * (passed * (inner + model.hidden) + weights)
     if software.weighs_experts_wide:
         held = max(held, _WEIGHED_WIDE * passed * model.hidden)
     return held
@@ -354,13 +360,20 @@ def head_saved_bytes(model: Architecture, step: TrainingStep) -> float:
     logit_bytes += step.software.held_logit_bytes
     # Megatron's own fusion joins kernels, and has the softmax in fp32 as before (megatron/core/fusions/fused_cross_entropy.py).
     if step.software.fused_loss and not step.software.loss_in_place:
-        logit_bytes = _FUSED_LOGIT_BYTES * _wide(step)
+        logit_bytes = _fused_logit_bytes(step.software) * _wide(step)
     if step.software.linear_loss:
         # As many pieces as make one of the logits about as large as the stream (Hsu et al. 2024, arXiv:2410.10989,
         # section 3.2).
         logit_bytes /= max(1.0, model.vocab / model.hidden)
     ranks = layout.tensor if step.software.loss_parallel else 1
     return tokens * (norm_bytes * model.hidden / parts + logit_bytes * model.vocab / ranks)
+
+
+def _fused_logit_bytes(software: Software) -> float:
+    """At the peak of a loss in one kernel."""
+    if software.wide_fused_loss:
+        return _WIDE_FUSED_LOGIT_BYTES
+    return _COMPILED_LOGIT_BYTES if software.compiled_loss else _FUSED_LOGIT_BYTES
 
 
 def whole_logits_bytes(model: Architecture, step: TrainingStep) -> float:

@@ -12,7 +12,7 @@ from memadvisor.cost.layouts.chance import (
     safe_peak_bytes,
 )
 from memadvisor.cost.layouts.coefficients import FITTED
-from memadvisor.cost.layouts.memory import StageMemory
+from memadvisor.cost.layouts.rank_memory import StageMemory
 
 
 def test_states_are_known_better_than_activations():

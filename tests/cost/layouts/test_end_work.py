@@ -56,6 +56,14 @@ def test_a_fused_loss_has_no_parts():
     assert not MODERN.software.split_loss
 
 
+def test_a_fused_loss_of_fp32_logits_casts_them_there_and_back():
+    """6 bytes to cast, 12 of the kernel, 6 of its gradient, where one over 16 bits moves 6 in all."""
+    fused = replace(MODERN.software, fused_loss=True)
+    wide = head(replace(fused, wide_fused_loss=True))
+
+    assert wide.stream_s - head(fused).stream_s == pytest.approx(logits_of_bytes(18))
+
+
 def test_a_layer_before_the_output_projection_is_one_more_product():
     """Forward, and twice backward; as wide as the stream (BERT's head)."""
     own, plain = head(MODERN.software, replace(MODEL, head_layer=True)), head(MODERN.software)

@@ -8,7 +8,8 @@ from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.chance import chance_of_more
 from memadvisor.cost.layouts.coefficients import FITTED
 from memadvisor.cost.layouts.grouped_updates import group_update_bytes
-from memadvisor.cost.layouts.memory import StageContents, StageMemory, stage_memory
+from memadvisor.cost.layouts.memory import StageContents, stage_memory
+from memadvisor.cost.layouts.rank_memory import StageMemory
 from memadvisor.layout import Layout, TrainingStep
 from memadvisor.software import DEEPSPEED
 from memadvisor.software_traits import Software

@@ -156,4 +156,12 @@ def test_tokens_on_their_way_to_experts_move_what_torchtitans_operators_read_and
     step = TrainingStep(layout=Layout(micro_batch_size=1), seq_len=TOKENS, software=FSDP.software)
     assert of_an_element == pytest.approx(routed_bytes(step), rel=0.1)
     compiled = replace(step, software=replace(FSDP.software, fused_mlp=True))
-    assert routed_bytes(_step()) < routed_bytes(compiled) < routed_bytes(step)
+    plain = replace(step, software=Software())
+    assert routed_bytes(plain) < routed_bytes(compiled) < routed_bytes(step)
+
+
+def test_classes_add_experts_results_up_by_one_operator_that_scatters_them():
+    """With Liger's kernels too, which leave that as it is; a backward counts twice the forward, so that a third is a pass's mean."""
+    liger = replace(_step(), software=Software(liger=True))
+
+    assert routed_bytes(_step()) == routed_bytes(liger) == pytest.approx(2 * (4 + 4 + 54) / 3, rel=0.02)

@@ -90,6 +90,8 @@ def test_megatron_s_own_fusion_of_the_loss_has_its_softmax_in_fp32():
         return head_saved_bytes(LLAMA, step) - 4.0 * 2048 * LLAMA.hidden
 
     assert loss_bytes(fused_loss=True) == 2 * logits
+    assert loss_bytes(fused_loss=True, compiled_loss=True) == 4 * logits
+    assert loss_bytes(fused_loss=True, wide_fused_loss=True) == 6 * logits
     assert loss_bytes(fused_loss=True, loss_in_place=True) == loss_bytes(loss_in_place=True) == 8 * logits
 
 
@@ -184,7 +186,8 @@ def test_matrices_of_narrow_products_are_kept_as_they_were_cast_and_transposed(d
 def test_fsdp_shards_the_master_copies_and_casts_them_in_its_gathers(precision, each):
     """torch/distributed/fsdp/flat_param.py frees the 16-bit shard behind each gather; DeepSpeed keeps one beside the master copy."""
     software = FSDP.software if precision is None else with_precision(FSDP.software, precision)
-    step = TrainingStep(layout=Layout(data=8, zero_stage=3), seq_len=2048, software=software)
+    layout = Layout(data=8, zero_stage=3, num_microbatches=2)
+    step = TrainingStep(layout=layout, seq_len=2048, software=software)
     everything = StageContents(layers=tuple(range(16)), embeddings=1, heads=1)
     memory = stage_memory(LLAMA, step, everything, 0.0, FITTED)
 
@@ -192,7 +195,8 @@ def test_fsdp_shards_the_master_copies_and_casts_them_in_its_gathers(precision, 
 
 
 def test_stages_below_the_third_compute_with_whole_parameters_in_two_bytes():
-    step = TrainingStep(layout=Layout(data=8, zero_stage=2), seq_len=2048, software=FSDP.software)
+    layout = Layout(data=8, zero_stage=2, num_microbatches=2)
+    step = TrainingStep(layout=layout, seq_len=2048, software=FSDP.software)
     everything = StageContents(layers=tuple(range(16)), embeddings=1, heads=1)
     memory = stage_memory(LLAMA, step, everything, 0.0, FITTED)
 

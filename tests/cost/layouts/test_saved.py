@@ -62,6 +62,17 @@ def test_norms_of_queries_and_keys_keep_what_the_products_gave_them(code):
     assert more == 2 * S * (32 + 8) * 128 / 2
 
 
+def test_liger_leaves_no_copy_of_what_it_rotates():
+    """Queries, keys and values once, as where their rotation is fused."""
+    rotated = replace(GPT, positions=0)
+    step = TrainingStep(layout=Layout(), seq_len=S, software=Software(fused_rotary=False))
+    liger, fused = (
+        layer_saved_bytes(rotated, replace(step, software=replace(step.software, **traits)), 0)
+        for traits in ({"liger": True}, {"fused_rotary": True})
+    )
+    assert liger == fused < layer_saved_bytes(rotated, step, 0)
+
+
 def test_selective_recomputation_drops_the_scores():
     kept = saved(tensor=8, sequence_parallel=True, recompute="selective")
     assert kept == pytest.approx(SBH / 8 * 34)
@@ -175,13 +186,18 @@ def test_what_is_weighed_in_fp32_is_kept_in_fp32():
 
 
 def test_the_backward_of_experts_has_gradients_of_all_tokens_that_pass_them():
-    """Of a token and expert those of the gate's two products and of what came in; where results are weighed in fp32 their
-    gradient, and its products with the scores and the results, each of four bytes."""
+    """Of a token and expert those of the gate's two products and of what came in, and of all experts' weights of these, unless
+    products add to what is accumulated; where results are weighed in fp32 their gradient, and its products with the scores
+    and the results, each of four bytes."""
     routed = 2 * S * B
-    assert layer_backward_bytes(*a_layer_of_experts(), (0,)) == 2 * routed * (2 * H + H)
-    assert layer_backward_bytes(*a_layer_of_experts(weighs_wide=True), (0,)) == 12 * routed * H
+    weights = 2 * 8 * 2 * H * H
+    assert layer_backward_bytes(*a_layer_of_experts(), (0,)) == 2 * routed * (2 * H + H) + weights
+    adds = {"fused_accumulation": True}
+    assert layer_backward_bytes(*a_layer_of_experts(**adds), (0,)) == 2 * routed * (2 * H + H)
+    wide = {**adds, "weighs_wide": True}
+    assert layer_backward_bytes(*a_layer_of_experts(**wide), (0,)) == 12 * routed * H
     inside = {"weighs_wide": True, "weighs_inside": True}
-    assert layer_backward_bytes(*a_layer_of_experts(**inside), (0,)) == 2 * routed * (2 * H + H)
+    assert layer_backward_bytes(*a_layer_of_experts(**inside), (0,)) == 2 * routed * (2 * H + H) + weights
 
 
 def test_hugging_face_s_classes_weigh_experts_in_two_bytes():
