@@ -67,6 +67,30 @@ NEMO = Preset(
     names=("nemo", "megatron-bridge"),
     zero_stage=1,
 )
+INTERNEVO = Preset(
+    software=Software(
+        name="internevo",
+        gradient_bytes=2,
+        reduce_bytes=2,
+        flash2=False,
+        fused_mlp=False,
+        fused_loss=True,
+        wide_fused_loss=True,
+        overlap_gather=False,
+        update_passes=80 / 28,
+        update_held_bytes=12.0,
+        joins_gradients=True,
+    ),
+    meaning="bf16 with gradients summed and reduced in it, 16 B a parameter; FlashAttention's first generation, the gate of the MLP in "
+    "separate kernels, a fused loss of fp32 logits; updated parameters sent before the next step begins. For the update gradients are "
+    "cast to fp32 (of ZeRO stage 1 joined to one tensor before), and torch's AdamW, which is no fused one before torch 2.1, holds two "
+    "tensors of the parameters' size: 12 B of a parameter that the rank updates",
+    source="https://github.com/InternLM/InternEvo of 2023, configs/7B_sft.py (overlap_sync_param), internlm/solver/optimizer/hybrid_zero_optim.py "
+    "(_step), fsdp_optimizer.py (step) and compatible_adamw.py, internlm/model/losses/ce_loss.py, doc/en/install.md (flash-attention v1.0.5); "
+    "torch/optim/adamw.py until 2.0 (_foreach_sqrt and _foreach_add, or sqrt and a division, of one tensor each)",
+    names=("internevo", "internlm-train"),
+    zero_stage=1,
+)
 HAI_LLM = Preset(
     software=Software(
         name="hai-llm",
@@ -240,6 +264,7 @@ PRESETS = (
     MODERN,
     MEGATRON_CORE,
     NEMO,
+    INTERNEVO,
     HAI_LLM,
     MEGATRON_KWAI,
     NANOTRON,

@@ -145,6 +145,10 @@ class Software:
     # Under ZeRO stage 3 an update goes by groups of about so many of a rank's parameters, whose gradients are joined and
     # cast to fp32 for it.
     update_group_elements: float = 0.0
+    # Of a parameter that a rank updates, what its update holds beside the states: gradients cast to fp32, tensors between operators.
+    update_held_bytes: float = 0.0
+    # Under ZeRO stages 0 to 2 the update joins a rank's 16-bit gradients to one tensor, casts that, and lets both go.
+    joins_gradients: bool = False
     # Of a layer's launches, those that the host makes; the others are replayed from CUDA graphs.
     launch_share: float = 1.0
     # What the host takes of each module under ZeRO stage 3 (cost/layouts/module_hooks.py).

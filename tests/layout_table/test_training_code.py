@@ -258,6 +258,8 @@ def test_liger_fuses_the_gate_and_rotates_in_place_whoever_shards():
         ({"fused_loss": "true", "loss_dtype": "fp32"}, True, False, True),
         ({"compile": "model,loss"}, True, True, False),
         ({"compile": "model,loss", "fused_loss": "true"}, True, False, False),
+        ({"framework": "InternEvo"}, True, False, True),
+        ({"framework": "InternEvo", "loss_dtype": "bf16"}, True, False, False),
     ],
 )
 def test_a_fused_loss_says_what_it_reads(cells, fused, compiled, wide):

@@ -27,7 +27,7 @@ from memadvisor.cost.layouts.memory import (
     stage_memory,
     stage_parameters,
 )
-from memadvisor.cost.layouts.rank_memory import StageMemory
+from memadvisor.cost.layouts.rank_memory import StageMemory, within
 from memadvisor.cost.layouts.stages import stage_layers
 from memadvisor.cost.layouts.stalls import message_stall_s, microbatch_stall_s, stalled_costs
 from memadvisor.cost.pipelines.costs import PipelineTimes
@@ -151,7 +151,9 @@ def estimate_step(
     time_s = _times(model, step, device, chunks, pipeline, dict.fromkeys(held), replicas, stall_s)
     peaks = list(zip(held, pipeline.peak_held_bytes, strict=True))
     memory_of = {
-        (each, held_bytes): stage_memory(model, step, each.contents, held_bytes, coefficients)
+        (each, held_bytes): within(
+            stage_memory(model, step, each.contents, held_bytes, coefficients), device.memory_bytes
+        )
         for each, held_bytes in set(peaks)
     }
     memories = [memory_of[peak] for peak in peaks]

@@ -11,7 +11,12 @@ from itertools import accumulate
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.adapters import adapter_parameters
 from memadvisor.cost.layouts.coefficients import Coefficients
-from memadvisor.cost.layouts.grouped_updates import group_cached_bytes, group_update_bytes
+from memadvisor.cost.layouts.grouped_updates import (
+    group_cached_bytes,
+    group_update_bytes,
+    held_update_bytes,
+    joined_cached_bytes,
+)
 from memadvisor.cost.layouts.holding_code import (
     gradients_come_late,
     gradients_go_at_once,
@@ -244,6 +249,7 @@ def stage_memory(
     gone_bytes = activation_bytes + max(head_bytes, working)
     own = count.updated.sharded(layout)
     update_bytes = _lists_bytes(step, count.updated) + group_update_bytes(step, own)
+    update_bytes += held_update_bytes(step, own, gradient_bytes)
     if gradients_come_late(step):
         last = max(working, update_bytes, root_reduction_bytes(step, count.updated.ends))
         gradient_bytes = max(0.0, gradient_bytes + last - gone_bytes)
@@ -261,7 +267,8 @@ def stage_memory(
         buffer_bytes=buffer_bytes,
         allocator_bytes=tensors * (coefficients.allocator_share - 1) + coefficients.allocator_fixed_bytes,
         context_bytes=coefficients.driver_bytes + coefficients.communicator_bytes * _communicators(layout),
-        cached_bytes=group_cached_bytes(model, step, own, gone_bytes, has_logits=contents.heads > 0),
+        cached_bytes=group_cached_bytes(model, step, own, gone_bytes, has_logits=contents.heads > 0)
+        + joined_cached_bytes(step, own, gradient_bytes),
     )
 
 

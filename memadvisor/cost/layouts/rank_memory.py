@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,3 +47,9 @@ class StageMemory:
     @property
     def total_bytes(self) -> float:
         return self.peak_bytes + self.context_bytes
+
+
+def within(memory: StageMemory, device_bytes: int) -> StageMemory:
+    """The same on a device of so much memory: the allocator gives up what it only keeps where that would not fit."""
+    room = max(0.0, device_bytes - memory.needed_bytes - memory.context_bytes)
+    return memory if memory.cached_bytes <= room else replace(memory, cached_bytes=room)

@@ -80,3 +80,30 @@ def test_logits_of_two_bytes_leave_half_the_block_and_those_by_pieces_none():
 def test_a_cached_block_is_given_up_before_memory_runs_out():
     grouped, plain = (held(software, Layout(zero_stage=3), 20e9) for software in (GROUPED, PLAIN))
     assert 0.0 < chance_of_more(plain, 30e9, FITTED) == chance_of_more(grouped, 30e9, FITTED) < 1.0
+
+
+JOINED = replace(Software(), gradient_bytes=2, update_held_bytes=12.0, joins_gradients=True)
+
+
+def test_an_update_of_all_parameters_at_once_lets_their_gradients_go():
+    """Of 26 B of a parameter 14 are states without the gradient, 12 of the update; blocks of 4 more are kept."""
+    found = held(JOINED, Layout(zero_stage=1), 0.0, seq_len=1)
+    parameters = found.parameter_bytes / 2
+    logits_and_layer = found.allocated_bytes - 26 * parameters
+
+    assert abs(logits_and_layer) < 0.01 * found.allocated_bytes
+    assert found.cached_bytes == pytest.approx(4 * parameters)
+
+
+def test_under_stage_3_gradients_stay_beside_their_copies():
+    found = held(JOINED, Layout(data=4, zero_stage=3), 0.0, seq_len=1)
+    shards = found.parameter_bytes / 2
+
+    assert found.cached_bytes == 0.0
+    assert found.allocated_bytes > (2 + 2 + 12 + 12) * shards
+
+
+def test_an_update_on_the_host_holds_nothing_on_the_device():
+    layout = Layout(data=4, zero_stage=2, offload_optimizer=True)
+    plain = replace(JOINED, update_held_bytes=0.0, joins_gradients=False)
+    assert held(JOINED, layout, 0.0) == held(plain, layout, 0.0)

@@ -26,7 +26,7 @@ AT_MOST = {
     "llama3_405b_h100": (0.1, None),
     "hf_bert_v100": (0.1, 0.08),
     "tinyllama_a100": (0.12, None),
-    "internevo_a100": (0.15, 0.35),
+    "internevo_a100": (0.13, 0.07),
     "dlperf_v100": (0.15, 0.25),
     "pythia_a100": (0.22, None),
     "papers_one_layout": (0.3, None),
