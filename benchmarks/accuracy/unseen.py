@@ -8,6 +8,7 @@ import pandas as pd
 
 from benchmarks.accuracy.blind import BLIND, FIRST
 from benchmarks.accuracy.blind_comparisons import COMPARISONS, FIRST_COMPARISONS
+from benchmarks.accuracy.blind_confirmed import CONFIRMED, FIRST_CONFIRMED
 from benchmarks.accuracy.blind_finetuning import FINETUNING, FIRST_FINETUNING
 from benchmarks.accuracy.blind_kinds import FIRST_KINDS, KINDS
 from benchmarks.accuracy.blind_layouts import FIRST_LAYOUTS, LAYOUTS
@@ -183,6 +184,7 @@ UNSEEN = (
     *KINDS,
     *TWO_TRAINERS,
     *MEASURED,
+    *CONFIRMED,
 )
 
 
@@ -247,6 +249,7 @@ def _blind(frames: Mapping[str, pd.DataFrame]) -> list[str]:
         | FIRST_KINDS
         | FIRST_TWO_TRAINERS
         | FIRST_MEASURED
+        | FIRST_CONFIRMED
     ).items():
         frame = frames[name]
         time, memory = (
