@@ -147,9 +147,9 @@ class Architecture:
     `window`: how many tokens before its own a token of most layers sees, itself among them, 0 for all; of such a model each
     `full_every`th layer sees all (0: none).
 
-    `around`, `beside`: parameters around the layers, counted with the embedding, and of each layer, that nothing else here
-    tells: kinds of tokens, convolutions before an encoder, norms inside of blocks. `tower`: of images, counted with the
-    embedding. `left_out`: what else config.json has and is not counted, in words.
+    `around`, `beside`: parameters around the layers (fewer than none where there is less than a table of tokens), counted with the
+    embedding, and of each layer, that nothing else here tells: kinds of tokens, convolutions before an encoder, norms inside of
+    blocks. `tower`: of images, counted with the embedding. `left_out`: what else config.json has and is not counted, in words.
     """
 
     name: str

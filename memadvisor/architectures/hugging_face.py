@@ -13,6 +13,7 @@ from memadvisor.architectures.config_hybrids import HYBRID_READERS
 from memadvisor.architectures.config_images import text_of, with_images
 from memadvisor.architectures.config_latent import LATENT_READERS
 from memadvisor.architectures.config_linear import LINEAR_READERS
+from memadvisor.architectures.config_patches import PATCH_READERS
 from memadvisor.architectures.config_values import Config
 from memadvisor.architectures.config_windows import with_windows
 from memadvisor.architectures.encoder_decoders import ENCODER_DECODER_READERS
@@ -27,6 +28,7 @@ _READERS = {
     **HYBRID_READERS,
     **ENCODER_READERS,
     **ENCODER_DECODER_READERS,
+    **PATCH_READERS,
 }
 # The language models inside models of text and images, and classes that come with a checkpoint: read as those they are alike.
 _ALIKE = {

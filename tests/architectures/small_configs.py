@@ -229,6 +229,10 @@ MORE = {
 }
 # Of one type, what config.json may say besides.
 VARIANTS = [
+    ("vit", {"qkv_bias": False, "image_size": 64, "patch_size": 8, "num_channels": 1}),
+    ("vit", {"num_labels": 1000}),
+    ("deit", {"image_size": [32, 64]}),
+    ("audio-spectrogram-transformer", {"num_labels": 5, "max_length": 100, "time_stride": 7}),
     ("llama4_text", {"interleave_moe_layer_step": 2}),
     ("llama4_text", {"moe_layers": [1]}),
     ("llama4_text", {"moe_layers": []}),

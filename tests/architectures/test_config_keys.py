@@ -45,6 +45,11 @@ COUNTED = [
     ("marian", {}, 217584),
     ("eurobert", {}, 126400),
     ("lfm2_moe", {}, 113760),
+    ("vit", {}, 156370),
+    ("deit", {}, 156498),
+    ("ijepa", {}, 156242),
+    ("vit_msn", {}, 156370),
+    ("audio-spectrogram-transformer", {}, 188882),
 ]
 
 
