@@ -114,7 +114,7 @@ def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware)
     software = dataclasses.replace(
         software,
         reference_code=reference,
-        patched_code=_is_compiled(cells) or _says(cells, r"xtuner|\bliger\b"),
+        patched_code=_is_compiled(cells) or _says(cells, "xtuner") or _has_liger(cells),
         sample_len=cells.whole("sample_len"),
         masks_windows=reference and re.match(r"flash|fa\d", plain_word(attention or "")) is None,
     )
@@ -141,12 +141,17 @@ def _says(cells: Cells, words: str) -> bool:
     return re.search(words, told) is not None
 
 
+def _has_liger(cells: Cells) -> bool:
+    """Whether the trainer is said to have Liger's kernels; a page of theirs has rows without them too."""
+    return re.search(r"\bliger\b", (cells.text("framework") or "").lower()) is not None
+
+
 def _compiled(cells: Cells, software: Software) -> Software:
     """The same code where torch.compile, or a kernel of the loss, fuses what it names."""
     parts = _compiled_parts(cells)
     if _is_compiled(cells):
         software = dataclasses.replace(software, fused_mlp=True, fused_rotary=True)
-    if _says(cells, r"\bliger\b"):
+    if _has_liger(cells):
         software = dataclasses.replace(
             software, liger=True, fused_mlp=True, repeats_keys=False, weighs_wide=False
         )

@@ -249,6 +249,8 @@ def test_liger_fuses_the_gate_and_rotates_in_place_whoever_shards():
     plain, liger = (case_of(framework=name, gpu="H100").step.software for name in ("FSDP2", "FSDP2 (Liger)"))
     assert liger.liger and liger.fused_mlp and not liger.repeats_keys and not liger.weighs_experts_wide
     assert not plain.liger and not plain.fused_mlp and plain.repeats_keys and plain.weighs_experts_wide
+    page = case_of(framework="FSDP2", gpu="H100", source="github.com/linkedin/Liger-Kernel, README.md")
+    assert page.step.software == plain
 
 
 @pytest.mark.parametrize(
