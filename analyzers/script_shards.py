@@ -25,14 +25,25 @@ _OPERATIONS = ("all_gather", "reduce_scatter", "all_reduce")
 
 
 def check_predictable(rank: RankRun, step: Step) -> None:
-    """Raise UsageError for FSDP2 that is set up in a way that no plan is made for."""
-    what = next((what for what, is_so in _reasons(rank, step).items() if is_so), None)
+    """Raise UsageError for FSDP2 that is set up in a way that no plan sets it in."""
+    what = unplayed(rank, step)
     if what is not None:
         raise UsageError(
-            f"The script's own FSDP2 {what}, and no plan is made for that.",
-            hint="shard each block and the model, by rows and all on one mesh of all ranks; or wrap the model in "
-            "DistributedDataParallel, and advise on a profile of that.",
+            f"The script's own FSDP2 {what}, and no plan sets what it frees and gathers then.",
+            hint="`memadvisor advise RUN --memory SIZE`, without other options, chooses what all ranks recompute alike; or "
+            "shard each block and one model, by rows and all on one mesh of all ranks.",
         )
+
+
+def unplayed(rank: RankRun, step: Step) -> str | None:
+    """What the script's FSDP2 does, in words, that no plan plays or sets; None where there is nothing."""
+    return next((what for what, is_so in _reasons(rank, step).items() if is_so), None)
+
+
+def absent_in_backward(rank: RankRun) -> set[str]:
+    """Units that cannot run again in a backward, for which FSDP2 does not gather their parameters (`set_unshard_in_backward`)."""
+    groups = {group.name for group in rank.shard_groups if not group.gathers_in_backward}
+    return {unit.name for unit in rank.units if unit.shard_group in groups}
 
 
 def _reasons(rank: RankRun, step: Step) -> dict[str, bool]:
@@ -43,7 +54,10 @@ def _reasons(rank: RankRun, step: Step) -> dict[str, bool]:
         None,
     )
     return {
-        "shards several models": len({unit.model for unit in rank.units if unit.shard_group is not None}) > 1,
+        "shards some or all of several models that the script calls by themselves": len(
+            {unit.model for unit in rank.units}
+        )
+        > 1,
         "offloads its shards from a GPU": rank.process.device != "cpu"
         and any(group.offloads for group in groups),
         "shares parts of the model among fewer ranks than others": len(
@@ -55,12 +69,11 @@ def _reasons(rank: RankRun, step: Step) -> dict[str, bool]:
         "accumulates gradients on a mesh with one replica, and holds the sums across it": (
             num_replicas == 1 and step.num_micro_batches > 1 and bool(_in_backward(rank, step, "all_reduce"))
         ),
-        "shards tensors otherwise than by rows, or is told by set_unshard_in_backward what to hold": (
+        "shards tensors otherwise than by rows, or has several meshes or policies in one module": (
             not all(group.is_plain for group in groups)
         ),
-        "frees parameters to parts of fewer ranks (reshard_after_forward of a number) where ranks hold the same shards": (
-            num_replicas > 1 and any(group.forward_ranks for group in groups)
-        ),
+        "frees parameters to parts of fewer ranks (reshard_after_forward of a number) that no backward gathers again "
+        "(set_unshard_in_backward)": any(g.forward_ranks and not g.gathers_in_backward for g in groups),
         "frees the parameters of some modules to parts of fewer ranks after the forward (reshard_after_forward of a number), and "
         "those of others to none or other ones": len({g.forward_ranks for g in groups if g.reshards}) > 1,
         f"gathers parts of {split!r} by themselves, or leaves parameters whole": split is not None,
@@ -118,13 +131,19 @@ def _gathered_forward(rank: RankRun, step: Step) -> list[int]:
 
 def _frees_late(rank: RankRun, step: Step) -> bool:
     """Whether what the first micro-batch gathers stays until the last one's backward (`set_reshard_after_backward`)."""
-    counts = _gathered_forward(rank, step)
-    return len(counts) > 1 and counts[0] > 0 and not any(counts[1:])
+    counts, again = _gathered_forward(rank, step), _num_freed_before_backward(rank)
+    return len(counts) > 1 and counts[0] > again and set(counts[1:]) == {again}
 
 
 def _frees_some_late(rank: RankRun, step: Step) -> bool:
-    counts = _gathered_forward(rank, step)
-    return len(counts) > 1 and len(set(counts[1:])) == 1 and 0 < counts[1] < counts[0]
+    counts, again = _gathered_forward(rank, step), _num_freed_before_backward(rank)
+    return len(counts) > 1 and len(set(counts[1:])) == 1 and again < counts[1] < counts[0]
+
+
+def _num_freed_before_backward(rank: RankRun) -> int:
+    """Groups that each forward gathers anew, since it frees them and no backward needs them."""
+    names = {group.name for group in rank.shard_groups if group.reshards and not group.gathers_in_backward}
+    return len(names & {unit.shard_group for unit in rank.units})
 
 
 def late_sharding(rank: RankRun, step: Step) -> LateSharding:

@@ -30,6 +30,7 @@ from memadvisor.analyzers.placement import Placement
 from memadvisor.analyzers.planned_models import is_each_called_once, live_gradients, planned_models
 from memadvisor.analyzers.roundable import rounding_cost
 from memadvisor.analyzers.script_shards import (
+    absent_in_backward,
     check_predictable,
     late_sharding,
     take_collectives,
@@ -173,7 +174,7 @@ class RecordedStep:
             make_storages=memory.make_storages,
             make_parted=memory.make_parted,
             recomputable=_recomputable(
-                {unit.name for unit in units},
+                {unit.name for unit in units} - absent_in_backward(rank),
                 memory,
                 runs,
                 self._second_run_cost,

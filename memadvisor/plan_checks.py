@@ -174,9 +174,11 @@ def _check_second_copies(plan: Plan, stages: set[int], source: str) -> None:
     ranks = plan.secondary_ranks
     if ranks is None:
         return
-    if not (2 <= ranks < plan.num_ranks and plan.num_ranks % ranks == 0):
+    is_of_fsdp2 = plan.executor == "fsdp2"  # whose parts are of what a group of ranks shares
+    most = plan.group_ranks if is_of_fsdp2 else plan.num_ranks
+    if not (2 <= ranks < most and most % ranks == 0):
         raise PlanError(
-            f"{source} has secondary_ranks {ranks} for {counted(plan.num_ranks, 'rank')}.",
+            f"{source} has secondary_ranks {ranks} for {counted(most, 'rank')}.",
             hint="it must be 2 or more, fewer than all ranks, and divide their number.",
         )
     if 3 not in stages:
@@ -184,7 +186,7 @@ def _check_second_copies(plan: Plan, stages: set[int], source: str) -> None:
             f"{source} has secondary_ranks {ranks} with ZeRO stage {max(stages)}.",
             hint="stage 3 alone gathers for the backward: use it, or leave them out.",
         )
-    if plan.group_ranks < plan.num_ranks:
+    if plan.group_ranks < plan.num_ranks and not is_of_fsdp2:
         raise PlanError(
             f"{source} has secondary_ranks {ranks}, and shard_ranks {plan.shard_ranks}.",
             hint="leave one of them out.",

@@ -182,6 +182,10 @@ def test_a_plan_for_fsdp2_comes_back_and_another_has_no_word_of_it():
     assert plan_from_json(json.loads(json.dumps(plan_to_json(plan))), "it") == plan
     check_plan(dataclasses.replace(plan, num_ranks=4, shard_ranks=2), "it")  # HSDP
     check_plan(dataclasses.replace(plan, num_ranks=4, secondary_ranks=2), "it")  # reshard_after_forward=2
+    beside = dataclasses.replace(plan, num_ranks=8, shard_ranks=4)
+    check_plan(dataclasses.replace(beside, secondary_ranks=2), "it")
+    with pytest.raises(PlanError, match="secondary_ranks 4 for 4 ranks"):
+        check_plan(dataclasses.replace(beside, secondary_ranks=4), "it")
     freed = dataclasses.replace(plan, reshard_model=True)
     assert plan_from_json(plan_to_json(freed), "it") == freed and "reshard_model" not in plan_to_json(plan)
     assert not {"executor", "algorithms"} & plan_to_json(ours).keys()

@@ -69,12 +69,11 @@ def _read(name: str, module: Any) -> ShardGroup | None:
             offloads=type(group.offload_policy).__name__ != "OffloadPolicy",
             is_plain=len(groups) == 1
             and all(each == policy for each in policies)
-            # Groups that their backward does not gather (FSDPModule.set_unshard_in_backward).
-            and getattr(group, "unshard_in_backward", True)
             and all(getattr(p.fsdp_placement, "dim", None) == 0 for p in group.fsdp_params),
             forward_ranks=None if after in (None, mesh) else after.shard_mesh_size,
             # All groups of a model share the first one's from its first forward on.
             max_inputs=getattr(shared, "reduce_scatter_max_input_buffers", 1),
+            gathers_in_backward=getattr(group, "unshard_in_backward", True),
         )
     except AttributeError:
         return None

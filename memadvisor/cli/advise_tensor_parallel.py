@@ -19,7 +19,12 @@ from memadvisor.cli.tables import printable
 from memadvisor.plan_file import save_plan
 from memadvisor.planning.budget import budget_bytes
 from memadvisor.planning.own_updates import own_updates
-from memadvisor.planning.tensor_parallel import TensorAdvice, TensorPoint, advise_tensor_parallel
+from memadvisor.planning.tensor_parallel import (
+    TensorAdvice,
+    TensorPoint,
+    advise_tensor_parallel,
+    own_sharding,
+)
 from memadvisor.run.run import Run
 from memadvisor.unit_ranges import unit_ranges
 from memadvisor.units import format_bytes, format_seconds
@@ -35,8 +40,11 @@ def run_tensor_parallel(arguments: argparse.Namespace, run: Run) -> int:
 def run_of_its_own(arguments: argparse.Namespace, run: Run) -> int:
     """The same of ranks that reduce gradients by themselves. Raises UsageError where they have different units."""
     advice = advise_tensor_parallel(run, memory_bytes=budget_bytes(arguments.memory, run))
-    own = own_updates(run.ranks[0].process)
-    if own is None:
+    own, sharding = own_updates(run.ranks[0].process), own_sharding(run)
+    if sharding is not None:
+        what = "shard their models by FSDP2"
+        note = f"The script's own FSDP2 {sharding}: no plan sets what it frees and gathers then, and it stays as the script has it."
+    elif own is None:
         what = "train without DistributedDataParallel and FSDP2"
         note = (
             "ZeRO, and all else that brings ranks together, is for scripts that wrap their model in DistributedDataParallel: "

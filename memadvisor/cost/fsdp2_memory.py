@@ -9,6 +9,7 @@ of the ranks in its first dimension.
 - Gloo's own gather has a copy of the output, its own reduce-scatter one of its input.
 - Parameters that are freed to parts of fewer ranks after the forward (`reshard_after_forward` of a number) leave this rank's
   part of each, in the dtype that was gathered, until the backward's gather of them has arrived.
+- A group that the script has no backward gather (`set_unshard_in_backward`) stays freed from the forward on.
 - Gradients stay as autograd makes them until the group's backward is over. Then the parameters go, the gradients are
   copied to the reduction's input and freed, and this rank's shards come out. The input stays until the next
   group's reduction, or the backward's end (`set_reduce_scatter_max_input_buffers`: until so many are there).
@@ -237,7 +238,7 @@ class Fsdp2Memory:
         """The `tensors` that are there while an action is done, one after another: an output beside the last one, then
         without it, then beside the parameters; and a reduction's input beside the gradients, then without them."""
         name, there = action.unit, self.tensors()
-        if action.kind is ActionKind.GATHER and not action.overlaps and name not in self.gathered:
+        if action.kind is ActionKind.GATHER and not action.overlaps and self._is_absent(name):
             sizes, last = self.groups[name], ("communication", f"output of {self._last_output}")
             there["communication", f"output of {name}"] = sizes.full
             yield there
@@ -282,7 +283,7 @@ class Fsdp2Memory:
         )
 
     def _gather_ahead(self, name: str) -> Message | None:
-        if name in self.gathered or name in self._outputs:
+        if name in self._outputs or not self._is_absent(name):
             return None
         full = self.groups[name].full
         self._outputs.add(name)
@@ -292,8 +293,13 @@ class Fsdp2Memory:
             staging={"communication": full if self.has_copies else 0},
         )
 
+    def _is_absent(self, name: str) -> bool:
+        """Whether a gather brings a group: it is not there, and the script does not do without it in the backward."""
+        is_asked_for = self._is_forward or self.groups[name].gathers_in_backward
+        return is_asked_for and name not in self.gathered
+
     def _gather(self, name: str) -> Message | None:
-        if name in self.gathered:
+        if not self._is_absent(name):
             return None
         full, was_ahead = self.groups[name].full, name in self._outputs
         last, self._last_output = self._last_output, None

@@ -18,7 +18,7 @@ class GroupBytes:
     """Of one group: its gathered parameters, a reduction's input, and this rank's part of what that gives. `parts`: the
     gathered parameters, each of which is allocated by itself. `sum`: the part in the dtype that is summed in, which is
     another buffer than the gradients where that is not theirs (`is_cast`). `summed_in`: that dtype where the script names one;
-    `is_summed_apart`: it is another one than autograd's. `forward_ranks`: see ShardGroup."""
+    `is_summed_apart`: it is another one than autograd's. `forward_ranks`, `gathers_in_backward`: see ShardGroup."""
 
     full: int
     reduced: int
@@ -29,6 +29,7 @@ class GroupBytes:
     summed_in: str | None = None
     is_summed_apart: bool = False
     forward_ranks: int | None = None
+    gathers_in_backward: bool = True
 
 
 def group_bytes(step: CapturedStep) -> dict[str, GroupBytes]:
@@ -64,6 +65,7 @@ def _sizes(group: ShardGroup, parameters: Iterable[Parameter]) -> GroupBytes:
         summed_in=group.reduce_dtype,
         is_summed_apart=is_apart,
         forward_ranks=group.forward_ranks,
+        gathers_in_backward=group.gathers_in_backward,
     )
 
 

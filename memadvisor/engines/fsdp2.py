@@ -65,6 +65,7 @@ def attach(
     model = with_groups(model, groups)
     plan = replace(plan, executor="fsdp2", overlap=False, **_settled(plan, groups))
     schedule = write_schedule(plan, model.rows)
+    check_second_runs(model, schedule, groups)
     sharded = Fsdp2(groups, schedule, number, label, undo)
     sharded.report(note)
     return model, schedule, sharded
@@ -149,6 +150,25 @@ def check_plan_for(plan: Plan, root: torch.nn.Module, groups: Groups) -> None:
             )
 
 
+def check_second_runs(model: LiveModel, schedule: Schedule, groups: Groups) -> None:
+    """Raise PlanError where a unit is to run again in a backward without its parameters, since the script has FSDP2 not gather
+    them for it."""
+    again = {name for stretch in schedule.stretches for name in stretch}
+    settings = settings_of(schedule)
+    absent = {
+        name
+        for name, _, group in _found(groups)
+        if name in settings and settings[name].reshards and not getattr(group, "unshard_in_backward", True)
+    }
+    for unit in model.units:
+        if unit.row.name in again and unit.row.shard_group in absent:
+            raise PlanError(
+                f"The plan recomputes {unit.row.name!r}, and the script has told FSDP2 not to gather it for the backward "
+                "(set_unshard_in_backward).",
+                hint="leave that unit out, profile this script and advise again, or take that call out.",
+            )
+
+
 def _found(groups: Groups) -> list[tuple[str, Any, Any]]:
     """Name, module and parameters of each that has any."""
     named = ((name, module, _param_group(module)) for name, module in groups.modules.items())
@@ -177,10 +197,10 @@ def _parts_after_forward(found: list[tuple[str, Any, Any]]) -> Any:
     if not near:
         return None
     sizes = {group.post_forward_mesh_info.shard_mesh_size for group in freed}
-    if len(sizes) > 1 or getattr(near[0].mesh_info, "replicate_mesh_size", 1) > 1:
+    if len(sizes) > 1:
         raise PlanError(
             "fully_shard frees parameters of some modules to parts of fewer ranks after the forward (reshard_after_forward of a "
-            "number), and those of others otherwise, or beside replicas.",
+            "number), and those of others otherwise.",
             hint="give all of them the same number, or True.",
         )
     return near[0].post_forward_mesh_info

@@ -330,7 +330,6 @@ def _check_model(
         check_single(run.ranks[0], "local SGD is worked out")
     if not step.shard_groups:
         return
-    check_single(run.ranks[0], "plans for FSDP2 are worked out")
     what = (
         f"--gpus {num_ranks}"
         if num_ranks != recorded

@@ -1,6 +1,6 @@
 """Plans for ranks whose parallelism is their own: that split layers among them (tensor parallelism), or bring gradients
 together without DistributedDataParallel and FSDP2, as an optimizer of their own may, or with what the engine does not do in
-DistributedDataParallel's place. Which units do all of them recompute?
+DistributedDataParallel's place, or with FSDP2 in a way that no plan sets. Which units do all of them recompute?
 
 A unit that runs again repeats its collectives, and a collective takes all ranks: so all recompute the same units, and those
 run again in the same order, for backwards go through the same graph. What a second forward takes is what the first one
@@ -17,6 +17,7 @@ from memadvisor.analyzers.data_ranks import num_splitting
 from memadvisor.analyzers.planned_models import fingerprint_of
 from memadvisor.analyzers.script_changes.change import ScriptChange
 from memadvisor.analyzers.script_changes.found import changes_of
+from memadvisor.analyzers.script_shards import unplayed
 from memadvisor.analyzers.segments import captured_step
 from memadvisor.cost.step import CapturedStep
 from memadvisor.errors import UsageError
@@ -120,10 +121,18 @@ def is_of_its_own(run: Run) -> bool:
     """
     return run.manifest.world_size > 1 and all(
         (rank.process.has_ddp is False or own_updates(rank.process) is not None)
-        and not rank.shard_groups
+        and (not rank.shard_groups or own_sharding(run) is not None)
         and all(module.type_name != "FullyShardedDataParallel" for module in rank.modules)
         for rank in run.ranks
     )
+
+
+def own_sharding(run: Run) -> str | None:
+    """What the script's own FSDP2 does, in words, that no plan sets: what it frees and gathers is replayed as it was. None: it
+    has none, or plans set it."""
+    sharded = [(rank, rank.traced_step) for rank in run.ranks if rank.shard_groups]
+    found = (unplayed(rank, step) for rank, step in sharded if step is not None)
+    return next((what for what in found if what is not None), None)
 
 
 @collecting_seldom()

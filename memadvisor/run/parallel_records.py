@@ -16,8 +16,9 @@ class ShardGroup:
     `name` is that of the first module, where it was called on several at once. `num_ranks` share them, and
     `num_replicas` such sets of ranks hold the same (hybrid sharding). `reshards`: the full parameters are freed after the
     forward; `forward_ranks`: to parts of so many ranks that follow each other, and not of all that share them. `max_inputs`:
-    so many reductions' inputs are kept at most. `is_plain`: sharded by rows, and gathered for the backward. Older versions
-    recorded neither of the two numbers, and `is_plain` false where one of them is another than here by default.
+    so many reductions' inputs are kept at most. `gathers_in_backward`: false where the script says that no backward needs
+    the parameters (`set_unshard_in_backward`). `is_plain`: sharded by rows. Older versions recorded none of the last three, and
+    `is_plain` false where one of them is another than here by default.
     """
 
     name: str
@@ -30,6 +31,7 @@ class ShardGroup:
     is_plain: bool
     forward_ranks: int | None = None
     max_inputs: int = 1
+    gathers_in_backward: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from memadvisor.analyzers.script_shards import check_predictable, late_sharding, with_buffers_counted
+from memadvisor.analyzers.script_shards import (
+    absent_in_backward,
+    check_predictable,
+    late_sharding,
+    with_buffers_counted,
+)
 from memadvisor.errors import UsageError
 from memadvisor.run.parallel_records import ShardGroup
 from memadvisor.run.records import Collective, Span, Storage, Unit
@@ -16,6 +21,11 @@ GROUPS = ("", "a")
 
 def group(name, num_ranks=2, num_replicas=2, *, offloads=False, is_plain=True, forward_ranks=None):
     return ShardGroup(name, num_ranks, num_replicas, True, None, None, offloads, is_plain, forward_ranks)
+
+
+def without(one):
+    """The same group, which no backward gathers."""
+    return dataclasses.replace(one, gathers_in_backward=False)
 
 
 def collective(operation, issue_s, size_bytes, group_size=2, phase="backward"):
@@ -90,8 +100,11 @@ def test_what_no_plan_is_made_for_is_named():
     for groups, words in (
         ((group("", 4, 1), group("a")), "among fewer ranks than others"),
         ((group("", 1, 4), group("a", 1, 4)), "with no other rank"),
-        ((group("", is_plain=False), group("a")), "set_unshard_in_backward"),
-        ((group("", forward_ranks=2), group("a", forward_ranks=2)), "where ranks hold the same shards"),
+        ((group("", is_plain=False), group("a")), "otherwise than by rows"),
+        (
+            (group("", 4, 1, forward_ranks=2), without(group("a", 4, 1, forward_ranks=2))),
+            "no backward gathers again",
+        ),
         ((group("", 4, 1), group("a", 4, 1, forward_ranks=2)), "those of others to none or other ones"),
     ):
         assert words in refusal(*run_of(True, groups=groups)), words
@@ -113,7 +126,28 @@ def test_several_models_are_named_as_such():
         dataclasses.replace(u, model=name) for u, name in zip(rank.units, ("first", "second"), strict=True)
     )
 
-    assert "shards several models" in refusal(dataclasses.replace(rank, units=two), step)
+    assert "some or all of several models" in refusal(dataclasses.replace(rank, units=two), step)
+
+
+def test_plans_are_made_for_parts_of_fewer_ranks_where_others_hold_the_same_shards():
+    groups = (group("", forward_ranks=2), group("a", forward_ranks=2))
+
+    assert (
+        refusal(
+            *run_of(
+                True,
+                groups=tuple(dataclasses.replace(g, num_ranks=4, num_replicas=2) for g in groups),
+                world_size=8,
+            )
+        )
+        is None
+    )
+
+
+def test_units_that_no_backward_gathers_cannot_run_again():
+    rank, _ = run_of(True, groups=(group(""), without(group("a"))))
+
+    assert absent_in_backward(rank) == {"a"}
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,11 @@ def test_a_group_has_its_policy_or_that_of_its_parameters(of_group):
     assert group.is_plain
 
 
-def test_a_group_that_its_backward_does_not_gather_is_no_plain_one():
-    assert sharded(BF16).is_plain and not sharded(BF16, unshard_in_backward=False).is_plain
+def test_a_group_tells_whether_its_backward_gathers_it():
+    usual, told = sharded(BF16), sharded(BF16, unshard_in_backward=False)
+
+    assert (usual.gathers_in_backward, told.gathers_in_backward) == (True, False)
+    assert usual.is_plain and told.is_plain
 
 
 def test_a_group_tells_how_many_inputs_it_keeps_and_to_how_many_ranks_it_is_freed():

@@ -4,7 +4,7 @@ predicted."""
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import eq
 from pathlib import Path
 
@@ -12,10 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
 
-from memadvisor.engines.apply import apply
+from memadvisor.engines.apply import apply, install
+from memadvisor.errors import PlanError
 from memadvisor.plan import Plan
 from memadvisor.run.fully_sharded import param_groups
 from tests.engines.fsdp2_loop import foreseen, looped, profile_in_turn
@@ -43,7 +45,8 @@ class Gpt(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """`by_call`: modules without blocks are given to fully_shard by themselves, as torchtitan does."""
+    """`by_call`: modules without blocks are given to fully_shard by themselves, as torchtitan does. `does_without`: no backward
+    gathers the embedding. `has_replicas`: the mesh is one of replicas too, of which there is one."""
 
     num_micro_batches: int = 1
     num_ranks: int = 2
@@ -55,6 +58,8 @@ class Case:
     frees_model: bool = False
     policy: MixedPrecisionPolicy | None = None
     offloads: bool = False
+    does_without: bool = False
+    has_replicas: bool = False
 
 
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -64,7 +69,10 @@ CASES = {
     "reduced and freed late": Case(3, reduces_late=True, frees_late=True, by_call=True),
     "three inputs": Case(2, max_inputs=3),
     "parts of two ranks, of the model's own group too": Case(num_ranks=4, reshard=2, frees_model=True),
+    "parts of two ranks, on a mesh of replicas": Case(num_ranks=4, reshard=2, has_replicas=True),
     "offloaded, where that is the same memory": Case(offloads=True),
+    "an embedding that no backward gathers": Case(by_call=True, does_without=True),
+    "the same, freed late": Case(3, by_call=True, does_without=True, reduces_late=True, frees_late=True),
 }
 PLANS = {
     "some": {"kept": (1, 2), "recompute": (1, 2), "gather_depth": 2},
@@ -79,6 +87,9 @@ class Training:
         options: dict[str, object] = {} if case.policy is None else {"mp_policy": case.policy}
         if case.offloads:
             options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
+        if case.has_replicas:
+            names = ("replicate", "shard")
+            options["mesh"] = init_device_mesh("cpu", (1, case.num_ranks), mesh_dim_names=names)
         frees = {} if case.reshard is None else {"reshard_after_forward": case.reshard}
         for block in self.model.blocks:
             fully_shard(block, **options, **frees)
@@ -86,6 +97,8 @@ class Training:
             fully_shard(self.model.tokens, **options)
             fully_shard([self.model.norm, self.model.head], reshard_after_forward=False, **options)
         fully_shard(self.model, **options, **(frees if case.frees_model else {}))
+        if case.does_without:
+            self.model.tokens.set_unshard_in_backward(False)
         if case.max_inputs > 1:
             self.model.set_reduce_scatter_max_input_buffers(case.max_inputs)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
@@ -171,3 +184,29 @@ def test_the_script_trains_as_before_and_needs_the_memory_that_was_predicted(tmp
         assert (found["late"].reduces, found["late"].frees) == (case.reduces_late, case.frees_late)
         for one, (predicted, measured) in found["peaks"].items():
             assert predicted in measured, (one, predicted, measured)
+
+
+def second_runs(rank: int) -> list[str]:
+    """What is said of a plan that recomputes what no backward gathers: freed after the forward, and kept."""
+    case, said = CASES["an embedding that no backward gathers"], []
+    for is_kept in (False, True):
+        training = Training(rank, case)
+        names = ["tokens", *(f"blocks.{number}" for number in range(BLOCKS)), "norm", "head"]
+        plan = by_units(case, names, algorithms=NATIVE)
+        units = (replace(plan.units[0], recompute=True, reshard=not is_kept), *plan.units[1:])
+        applied = install(replace(plan, units=units))
+        try:
+            training.losses(1)
+            said.append("")
+        except PlanError as error:
+            said.append(error.one_line())
+        finally:
+            applied.remove()
+    return said
+
+
+@pytest.mark.timeout(100)
+def test_what_no_backward_gathers_cannot_run_again_unless_it_stays():
+    for freed, kept in run_ranks(second_runs, 2):
+        assert "set_unshard_in_backward" in freed and "'tokens'" in freed
+        assert not kept

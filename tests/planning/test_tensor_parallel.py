@@ -100,7 +100,16 @@ def test_ranks_that_average_gradients_by_themselves_get_a_plan_that_applies(tmp_
     some_try(tmp_path, lambda directory: own_peaks_otherwise(directory, ("own_reductions.py", *words)))
 
 
-def own_peaks_otherwise(directory, script):
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("words", [(), ("--teacher",)])
+def test_several_models_that_fsdp2_shards_get_a_plan_that_applies(tmp_path, words):
+    """All that was said is that no plan is made for them. What FSDP2 gathers and frees stays as it is."""
+    some_try(
+        tmp_path, lambda directory: own_peaks_otherwise(directory, ("several_sharded.py", *words), "FSDP2")
+    )
+
+
+def own_peaks_otherwise(directory, script, whose="DistributedDataParallel"):
     plain = on_two_ranks("profile", directory / "plain", script=script)
     recorded, plan = str(directory / "plain"), str(directory / "plan.json")
     advised = memadvisor("advise", recorded, "--memory", "85%", "--json", "-o", plan)
@@ -111,9 +120,12 @@ def own_peaks_otherwise(directory, script):
     advice = json.loads(advised.stdout)
     predicted = [rank["predicted_peak_bytes"] for rank in advice["own_parallelism"]["ranks"]]
     assert advice["own_parallelism"]["recomputed"] and advice["plans"] == []
-    assert any("DistributedDataParallel" in note for note in advice["notes"])
+    assert any(whose in note for note in advice["notes"])
     assert applied.stdout == plain.stdout != ""
-    assert json.loads(others.stdout)["plans"]
+    if whose == "FSDP2":
+        assert others.returncode == 2 and "chooses what all ranks recompute alike" in others.stderr
+    else:
+        assert json.loads(others.stdout)["plans"]
     measured = peaks_of(load_run(directory / "run"))
     return [fault for pair in zip(predicted, measured, strict=True) for fault in far_apart(*pair, rel=0.005)]
 
