@@ -95,8 +95,10 @@ def boundary_tensors(
     starts = [piece.start_s for piece in passes.pieces]
     for number, item in enumerate(placed):
         row = item.row
-        if number in freed or row.category in STATES or item.death == item.birth:
+        if number in freed or row.category in STATES or (item.death == item.birth and not item.is_argument):
             continue
+        if item.is_argument and item.saved:
+            continue  # it stays, and is what the second run saves
         again = cast_again(item, passes, starts) if number in casts else ()
         input_of = {} if again else units_fed(item, passes)
         maker = passes.forward.get(item.birth, (None, 0))[0]
@@ -144,9 +146,10 @@ def saved_until(item: Placed, starts: Sequence[float]) -> dict[str, int]:
 
 
 def units_fed(item: Placed, passes: Passes) -> dict[str, int]:
-    """Units that take or use a storage born before their forward, with the segment of their backward."""
-    times = [item.row.last_forward_use_s, *item.taken_s, *(saved.saved_s for saved in item.saved)]
-    fed: dict[str, int] = {}
+    """Units that take or use a storage born before their forward, or are called with it, with the segment of their backward."""
+    used_s = None if item.ends_in_cast else item.row.last_forward_use_s
+    times = [used_s, *item.taken_s, *(saved.saved_s for saved in item.saved)]
+    fed = dict([passes.forward[item.birth]] if item.is_argument and item.birth in passes.forward else [])
     for time_s in times:
         position = passes.forward_at(time_s)
         if position is not None and position > item.birth:

@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import Protocol
 
 from memadvisor.analyzers.batch_sizes import shrink_batch
+from memadvisor.analyzers.cast_arguments import cast_arguments
 from memadvisor.analyzers.narrow_shares import narrow_shares
 from memadvisor.analyzers.weight_casts import cached_casts, is_weight_cast
 from memadvisor.cost.step import STATES
@@ -46,6 +47,8 @@ class Placed:
 
     `taken_s`: when units were called with it, whether they use it or only have it in a list. `is_cached`: a unit's forward
     has made it and put it into a cache of keys and values, which the unit is called without where it is recomputed.
+    `is_argument`: a cast of what its unit is called with (cast_arguments.py). `ends_in_cast`: its last use in the forward is
+    such a cast.
     """
 
     row: Storage
@@ -54,6 +57,8 @@ class Placed:
     saved: tuple[Saved, ...]
     taken_s: tuple[float, ...] = ()
     is_cached: bool = False
+    is_argument: bool = False
+    ends_in_cast: bool = False
 
     @property
     def needed_until_s(self) -> float | None:
@@ -152,7 +157,7 @@ class Passes:
         unit, backward = self.forward.get(item.birth, (None, 0))
         if unit is None or not item.saved or item.row.category in STATES or item.death <= item.birth:
             return None
-        if any(saved.unit != unit or saved.released_s is None for saved in item.saved):
+        if item.is_argument or any(saved.unit != unit or saved.released_s is None for saved in item.saved):
             return None
         end_s = self.pieces[item.birth].end_s
         needed_later = item.needed_until_s is not None and item.needed_until_s > end_s
@@ -212,6 +217,7 @@ def place_storages(rank: RankRun, step: Step, pieces: Sequence[Stretch]) -> list
     )  # by storage, when units' forwards began that have cached it
     for call, tensor in _unit_tensors(rank, "cache"):
         cached_s[tensor.storage_id].append(call.start_s)
+    arguments = cast_arguments(rank, _unit_tensors(rank, "late_input"))
     placed = []
     for row in rank.storages:
         if row.device != rank.process.device or (row.death_s is not None and row.death_s <= step.start_s):
@@ -228,7 +234,10 @@ def place_storages(rank: RankRun, step: Step, pieces: Sequence[Stretch]) -> list
             or _is_held_again(row.last_held_s, kept_for, pieces, starts)
         ):
             row = replace(row, last_held_s=None)
-        placed.append(Placed(row, birth, max(death, birth), kept_for, taken, is_cached))
+        is_argument, ends_in_cast = row.storage_id in arguments.casts, arguments.has(row.last_forward_use_s)
+        placed.append(
+            Placed(row, birth, max(death, birth), kept_for, taken, is_cached, is_argument, ends_in_cast)
+        )
     return placed
 
 

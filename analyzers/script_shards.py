@@ -92,7 +92,19 @@ def _reasons(rank: RankRun, step: Step) -> dict[str, bool]:
 def _is_around(group: str, unit: str, rank: RankRun) -> bool:
     """Whether what is gathered together is this unit, or several ones."""
     own = [other.name for other in rank.units if other.shard_group == group]
-    return len(own) > 1 or not group or unit == group or unit.startswith(f"{group}.")
+    if len(own) > 1 or not group or unit == group or unit.startswith(f"{group}."):
+        return True
+    return group.startswith(f"{unit}.") and _is_wrapper(unit, group, rank)
+
+
+def _is_wrapper(name: str, inner: str, rank: RankRun) -> bool:
+    """Whether a module is nothing but another one and what is around it, as a checkpoint's wrapper is (accelerate's)."""
+    while name != inner:
+        children = [module.name for module in rank.modules if module.name.rpartition(".")[0] == name]
+        if len(children) != 1:
+            return False
+        name = children[0]
+    return True
 
 
 def _num_reduced(rank: RankRun, step: Step) -> int:

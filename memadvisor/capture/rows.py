@@ -70,7 +70,7 @@ def module_call_rows(trace: Trace) -> tuple[list[ModuleCall], list[CallTensor]]:
             )
         )
         found: list[tuple[int | None, str, bool, bool | None]] = [
-            (trace.account.storage_at(address, call.start_ns), "input", is_changed, needs_gradient)
+            (*_input(trace, address, call.start_ns, end_ns), is_changed, needs_gradient)
             for address, is_changed, needs_gradient in call.inputs
         ]
         found += [
@@ -84,6 +84,12 @@ def module_call_rows(trace: Trace) -> tuple[list[ModuleCall], list[CallTensor]]:
             if storage_id is not None
         ]
     return calls, tensors
+
+
+def _input(trace: Trace, address: int, start_ns: int, end_ns: int) -> tuple[int | None, str]:
+    """What a call was given, which was there when it ended, and its role: it may have come when the call had begun."""
+    given = trace.account.storage_at(address, end_ns)
+    return given, "input" if given == trace.account.storage_at(address, start_ns) else "late_input"
 
 
 def collective_rows(trace: Trace, step: int) -> list[Collective]:

@@ -258,8 +258,8 @@ class ModuleCall:
 
 @dataclass(frozen=True, slots=True)
 class CallTensor:
-    """A storage that a module call took or returned: role is input or output; or that a unit has put into a key/value
-    cache that held nothing of it before: cache.
+    """A storage that a module call took or returned: role is input or output; that a hook of the module's has put in the place
+    of what it was called with: late_input; or that a unit has put into a key/value cache that held nothing of it before: cache.
 
     `is_changed`: the call wrote into this input. `needs_gradient`: all tensors of this input on the storage do; None of
     outputs, and in older runs.

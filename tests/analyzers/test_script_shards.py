@@ -13,7 +13,7 @@ from memadvisor.analyzers.script_shards import (
 )
 from memadvisor.errors import UsageError
 from memadvisor.run.parallel_records import ShardGroup
-from memadvisor.run.records import Collective, Span, Storage, Unit
+from memadvisor.run.records import Collective, Module, Span, Storage, Unit
 from tests.make_run import make_run
 
 GROUPS = ("", "a")
@@ -142,6 +142,19 @@ def test_plans_are_made_for_parts_of_fewer_ranks_where_others_hold_the_same_shar
         )
         is None
     )
+
+
+def test_a_wrapper_around_a_group_is_no_part_of_a_unit():
+    """As checkpointing by accelerate has it: each block was said to be gathered in parts."""
+    rank, step = run_of(True, groups=(group(""), group("a.inner")))
+    rank = dataclasses.replace(rank, units=(unit("head", ""), unit("a", "a.inner")))
+    wrapped, parted = (
+        tuple(Module(name, "Block", name) for name in ("a", "a.inner", *others))
+        for others in ((), ("a.other",))
+    )
+
+    assert refusal(dataclasses.replace(rank, modules=wrapped), step) is None
+    assert "gathers parts of 'a'" in refusal(dataclasses.replace(rank, modules=parted), step)
 
 
 def test_units_that_no_backward_gathers_cannot_run_again():

@@ -68,6 +68,19 @@ def test_a_call_that_writes_into_its_input_says_so(tmp_path):
     assert [call.module for call in rank.module_calls if call.call_id in changed] == ["1"]
 
 
+def test_what_a_hook_puts_in_the_place_of_an_argument_is_told_from_what_was_there(tmp_path):
+    """As FSDP2 casts what a module is called with: such an argument was none, or another storage that had been there."""
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4).bfloat16(), nn.Flatten())
+    model[1].register_forward_pre_hook(lambda _, args: (args[0].to(torch.bfloat16),))
+    rank = profiled(model, tmp_path / "run")
+
+    dtypes = {row.storage_id: row.dtype for row in rank.storages}
+    names = [call.module for call in rank.module_calls]
+    late = [(names[t.call_id], dtypes[t.storage_id]) for t in rank.call_tensors if t.role == "late_input"]
+    assert late == [("1", "bfloat16")]
+    assert [names[t.call_id] for t in rank.call_tensors if t.role == "input"] == ["", "0", "2"]
+
+
 class Twice(nn.Module):
     def __init__(self):
         super().__init__()

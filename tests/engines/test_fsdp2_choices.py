@@ -63,8 +63,10 @@ class Case:
 
 
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+WIDE = MixedPrecisionPolicy(torch.bfloat16, torch.float32, output_dtype=torch.float32)
 CASES = {
     "norm and head together, bfloat16": Case(by_call=True, policy=BF16),
+    "bfloat16 inside modules alone": Case(2, by_call=True, policy=WIDE),
     "reduced late, bfloat16": Case(3, reduces_late=True, policy=BF16),
     "reduced and freed late": Case(3, reduces_late=True, frees_late=True, by_call=True),
     "three inputs": Case(2, max_inputs=3),
