@@ -3,6 +3,7 @@ all of them recompute alone (tensor_parallel.py), which leave DistributedDataPar
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memadvisor.errors import UsageError
@@ -17,6 +18,9 @@ class OwnUpdates:
     what: str
     instead: str
 
+
+# How capture/later_hooks.py begins what it says.
+LATER_HOOK = "The communication hook of DistributedDataParallel ("
 
 _HOOK = OwnUpdates(
     "a communication hook of DistributedDataParallel (register_comm_hook)",
@@ -39,6 +43,14 @@ def own_updates(process: ProcessInfo) -> OwnUpdates | None:
         (_ZERO, process.has_zero_optimizer),
     )
     return next((own for own, has in found if has), None)
+
+
+def notes_on_later_hooks(run: Run) -> Iterator[str]:
+    """What the profile has warned of: a communication hook that the traced step is before, so that no plan has its memory."""
+    said = dict.fromkeys(note.text for rank in run.ranks for note in rank.notes if note.level == "warning")
+    for text in said:
+        if text.startswith(LATER_HOOK):
+            yield f"{text} What fits here may not fit then."
 
 
 def check_own_updates(run: Run, num_ranks: int) -> None:

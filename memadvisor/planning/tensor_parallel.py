@@ -25,7 +25,7 @@ from memadvisor.plan import Plan
 from memadvisor.planning.advice_notes import size_notes
 from memadvisor.planning.by_rank import front_of_points, plan_of_ranks, rank_plans
 from memadvisor.planning.collecting import collecting_seldom
-from memadvisor.planning.own_updates import own_updates
+from memadvisor.planning.own_updates import notes_on_later_hooks, own_updates
 from memadvisor.planning.stage_choice import Chosen, StageChoice
 from memadvisor.run.run import Run
 from memadvisor.unit_ranges import unit_ranges
@@ -167,7 +167,7 @@ def advise_tensor_parallel(run: Run, *, memory_bytes: int) -> TensorAdvice:
         smallest_budget_bytes=max(search.peaks(search.smallest())),
         measured_peak_bytes=max(step.peak_bytes for step in steps),
         measured_step_time_s=measured_s,
-        notes=tuple(size_notes(run)),
+        notes=(*size_notes(run), *notes_on_later_hooks(run)),
         script_changes=changes_of(run, run.ranks[0]),
     )
 

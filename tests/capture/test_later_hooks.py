@@ -11,6 +11,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 import memadvisor
+from memadvisor.planning.own_updates import LATER_HOOK
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +45,7 @@ def test_powersgd_that_has_not_begun_is_told_with_what_it_will_keep_and_a_step_b
     assert "(PowerSGDState) begins at its iteration 3" in told
     assert f"of all gradients ({bytes_of_gradients / 2**10:.2f} KiB)" in told
     assert told.endswith("--trace-step 4 traces one of those.")
+    assert told.startswith(LATER_HOOK)
 
     state = PowerSGDState(None, start_powerSGD_iter=3, min_compression_rate=0.5)
     assert warnings_of(tmp_path / "behind", powerSGD_hook, state, 4) == []

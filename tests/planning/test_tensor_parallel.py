@@ -16,8 +16,10 @@ from memadvisor.errors import PlanError, UsageError
 from memadvisor.plan import Plan, RankPlan, UnitPlan
 from memadvisor.plan_checks import check_plan
 from memadvisor.plan_file import load_plan, save_plan
+from memadvisor.planning.own_updates import LATER_HOOK
 from memadvisor.planning.stage_choice import Chosen
 from memadvisor.planning.tensor_parallel import TensorSearch, advise_tensor_parallel, is_of_its_own
+from memadvisor.run.documents import Note
 from memadvisor.run.parallel_records import TensorParallel
 from memadvisor.run.records import Module
 from memadvisor.run.store import load_run
@@ -128,6 +130,23 @@ def own_peaks_otherwise(directory, script, whose="DistributedDataParallel"):
         assert json.loads(others.stdout)["plans"]
     measured = peaks_of(load_run(directory / "run"))
     return [fault for pair in zip(predicted, measured, strict=True) for fault in far_apart(*pair, rel=0.005)]
+
+
+def test_a_hook_that_begins_behind_the_traced_step_is_told_with_the_plan():
+    """PowerSGD's error is as large as all gradients: what fitted was said to fit, without a word."""
+    run = make_run(num_ranks=2)
+    notes = (
+        Note(level="warning", text=f"{LATER_HOOK}PowerSGDState) begins at its iteration 1000.", time_s=None),
+    )
+    own = (
+        replace(rank, process=replace(rank.process, rank=n, has_ddp=False), notes=notes)
+        for n, rank in enumerate(run.ranks)
+    )
+
+    advice = advise_tensor_parallel(replace(run, ranks=tuple(own)), memory_bytes=1 << 30)
+
+    (told,) = [note for note in advice.notes if LATER_HOOK in note]
+    assert told.endswith("What fits here may not fit then.")
 
 
 def test_fsdp1_and_older_runs_are_planned_for_as_before():
