@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
+from torch._C._autograd import _get_sequence_nr
 
 from memadvisor.capture.clock import HostClock
 from memadvisor.capture.listening import Listening
@@ -48,7 +49,7 @@ class SpanLog:
         self.length_first = LengthFirst()
         self._position = position
         self._on_unit_backward = on_unit_backward
-        self._units: list[list[OpenSpan]] = []
+        self._units: list[tuple[list[OpenSpan], int]] = []  # with the number of the next node of autograd's
         self._backward: OpenSpan | None = None
         self._unit_backward: OpenSpan | None = None
         self._optimizer: OpenSpan | None = None
@@ -158,7 +159,7 @@ class SpanLog:
         spans = [self._open(kind, info.unit) for kind in kinds]
         if kinds[:1] == ["forward"]:
             self._look_for_gradients(spans[0], info.name)
-        self._units.append(spans)
+        self._units.append((spans, _get_sequence_nr()))
 
     def leave_unit(
         self, info: ModuleInfo, args: Any, kwargs: Any, output: Any, *, was_recompute: bool
@@ -166,18 +167,21 @@ class SpanLog:
         is_outermost = not self._position.stack and not self._position.backward_depth
         if not (self.has_unit_spans or info.is_root or is_outermost):
             return
+        first_node = 0
         if self._units:
             end = self.mark()
-            for span in self._units.pop():
+            spans, first_node = self._units.pop()
+            for span in spans:
                 span[_END] = end
         if torch.is_grad_enabled():
             if is_outermost and not was_recompute:
                 self._count_inputs(info, args, kwargs, output)
             # Of a reentrant checkpoint, whose first forward has no graph, the second one's is what the backward takes.
             if info.is_unit and self.has_unit_spans:
-                tensor = _first_tensor_with_grad(output)
-                if tensor is not None and tensor.grad_fn is not None:
-                    tensor.grad_fn.register_prehook(self._start_of(info.unit))
+                nodes = _nodes_of(output, first_node)
+                start = self._start_of(info.unit) if len(nodes) < 2 else self._start_of_call(info.unit)
+                for node in nodes:
+                    node.register_prehook(start)
 
     def forget_units(self) -> None:
         """What is open turned out to be no forward."""
@@ -240,6 +244,9 @@ class SpanLog:
             start = self._starts[unit] = _BackwardStart(weakref.ref(self), unit)
         return start
 
+    def _start_of_call(self, unit: str) -> _FirstStart:
+        return _FirstStart(weakref.ref(self), unit)
+
     def announce_backward_of(self, unit: str) -> None:
         self._on_unit_backward(unit)
 
@@ -282,7 +289,7 @@ class SpanLog:
 
 
 class _BackwardStart:
-    """Prehook of a unit's last autograd node; knows the log only as long as that lives."""
+    """Prehook of the node that a unit's backward begins with; knows the log only as long as that lives."""
 
     __slots__ = ("_log", "_unit")
 
@@ -297,9 +304,44 @@ class _BackwardStart:
             log.announce_backward_of(self._unit)
 
 
-def _first_tensor_with_grad(output: Any) -> torch.Tensor | None:
+class _FirstStart(_BackwardStart):
+    """Of a call that returns what several nodes have made: the first of them that a backward comes to."""
+
+    __slots__ = ("_begun",)
+
+    def __init__(self, log: weakref.ref[SpanLog], unit: str) -> None:
+        super().__init__(log, unit)
+        self._begun: tuple[int, int] | None = None
+
+    @never_compiled
+    def __call__(self, gradients: Any) -> None:
+        log = self._log()
+        if log is None:
+            return
+        backward = log.step.index, log.step.num_backwards
+        if backward != self._begun:
+            self._begun = backward
+            log.announce_backward_of(self._unit)
+
+
+def _nodes_of(output: Any, first_node: int) -> list[Any]:
+    """The nodes, from this number on, that have made what is returned; where there are none, that of the first tensor.
+
+    Autograd goes through nodes in falling order of their numbers, so with the last one that the loss needs a unit's
+    backward begins. Which of them that is, only the backward tells.
+    """
+    made = [tensor.grad_fn for tensor in _tensors_with_grad(output) if tensor.grad_fn is not None]
+    if len(made) < 2:
+        return made
+    own = {number: node for node in made if (number := node._sequence_nr()) >= first_node}
+    return list(own.values()) or made[:1]
+
+
+def _tensors_with_grad(output: Any) -> Iterator[torch.Tensor]:
     if isinstance(output, torch.Tensor):
-        return output if output.requires_grad else None
+        if output.requires_grad:
+            yield output
+        return
     values: Iterable[Any] = ()
     if isinstance(output, dict):
         values = output.values()
@@ -307,7 +349,8 @@ def _first_tensor_with_grad(output: Any) -> torch.Tensor | None:
         values = output
     elif is_dataclass(output) and not isinstance(output, type):
         values = (getattr(output, each.name, None) for each in fields(output))
-    return next((found for value in values if (found := _first_tensor_with_grad(value)) is not None), None)
+    for value in values:
+        yield from _tensors_with_grad(value)
 
 
 def _sum(before: int | None, more: int | None) -> int | None:
