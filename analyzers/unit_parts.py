@@ -300,6 +300,7 @@ class _Pass:
             growth=highest({}, self._changes(inside, last_saved_s), ()),
             put_back=tuple(self._put_back(call.row.start_s, call.row.end_s) for call in calls),
             run=self._second_run(start_s, end_s, saved, len(calls)),
+            holds_input=any(self._holds(n, start_s, end_s) for n in calls[0].inputs),
         )
 
     @cached_property
@@ -322,6 +323,13 @@ class _Pass:
         if item is None or item.death > self._backward:
             return True
         return any(start_s <= s.saved_s <= end_s for s in item.saved)
+
+    def _holds(self, storage_id: int, start_s: float, end_s: float) -> bool:
+        """Whether a part is called with what the unit is, and only the part itself keeps it for the part."""
+        item = self._trace.by_id.get(storage_id)
+        if item is None or item.birth >= self._position:
+            return False
+        return not any(start_s <= s.saved_s <= end_s for s in item.saved)
 
     def _storage(self, each: _Storage, end_s: float) -> PartStorage:
         unsaved_s = end_s if each.item.needed_until_s is None else each.item.needed_until_s

@@ -3,14 +3,14 @@
 A recomputed unit's own saved tensors (`Inner`) die in its forward and come back when the stretch that it keeps
 them for is run again: before its own backward, or that of the stretch's last unit. A tensor between units
 (`BoundaryTensor`) lives until its last use in the forward, the release by every unit that still saves it, and
-the end of every recomputed unit that takes it as input from outside of its stretches; of one that runs again by itself
-and does not save it, the end of its second run. What a stretch makes again of it lives from there on until the last
-release by a unit that saves it or takes it into an inner stretch.
+the second run of every recomputed unit that takes it as input from outside of its stretches: the last one, where several
+stretches are around the unit. What a stretch makes again of it lives from there on until the last release by a unit that
+saves it, or the last run of one that takes it into an inner stretch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -59,9 +59,9 @@ class SegmentChange:
 
 
 def changes_of_recomputation(
-    step: CapturedStep, stretches: Stretches, parted: Collection[str] = ()
+    step: CapturedStep, stretches: Stretches, holding: Set[str] = frozenset()
 ) -> Iterable[SegmentChange]:
-    """`parted`: units that have parts."""
+    """`holding`: units with a part that holds what the unit is called with."""
     passes: dict[tuple[str, int], int] = {}  # by unit and forward, where the last that it keeps goes
     for item in step.inner if stretches.units else ():
         if item.unit not in stretches:
@@ -87,8 +87,8 @@ def changes_of_recomputation(
         if users.isdisjoint(stretches.units):
             continue
         maker = step.maker_of(tensor)
-        needed = needed_until(tensor, stretches, maker)
-        ends_inside = needed_for_second_run(tensor, stretches, needed, parted)
+        needed = needed_until(tensor, stretches, maker, step)
+        ends_inside = needed_for_second_run(tensor, stretches, needed, holding, step)
         death, size_bytes = tensor.death_segment, tensor.size_bytes
         if needed < death:
             first = needed if ends_inside else needed + 1
@@ -101,8 +101,10 @@ def changes_of_recomputation(
         if tensor.cast_again:
             yield from _cast_again(step, tensor, stretches, needed)
             continue
-        for first, last in _made_again(step, tensor, stretches, maker, needed):
-            yield SegmentChange(tensor.category, first, last, size_bytes, begins_inside=True)
+        for first, last, is_for_run in _made_again(step, tensor, stretches, maker, needed, holding):
+            yield SegmentChange(
+                tensor.category, first, last, size_bytes, begins_inside=True, ends_inside=is_for_run
+            )
 
 
 def _states_of_others(step: CapturedStep, stretches: Stretches) -> Iterable[SegmentChange]:
@@ -150,16 +152,19 @@ def _run_again_at(step: CapturedStep, stretches: Stretches, unit: str, forward: 
     return step.backwards.get((last, step.pass_from(last, forward)), len(step.segments))
 
 
-def needed_until(tensor: BoundaryTensor, stretches: Stretches, maker: str | None) -> int:
-    """The last segment that a tensor between units, made by one of them, is alive in as the first forward made it."""
+def needed_until(
+    tensor: BoundaryTensor, stretches: Stretches, maker: str | None, step: CapturedStep | None = None
+) -> int:
+    """The last segment that a tensor between units, made by one of them, is alive in as the first forward made it. Without
+    a `step` each unit runs again by itself."""
     users = {*tensor.saved_until, *tensor.input_of}
     if not any(unit in stretches for unit in users):
         return tensor.death_segment
     needs = [tensor.last_use_segment]
     needs += [until for unit, until in tensor.saved_until.items() if unit not in stretches]
     needs += [
-        until
-        for unit, until in tensor.input_of.items()
+        taken_until(tensor, unit, stretches, step)
+        for unit in tensor.input_of
         if unit in stretches
         and (unit == maker or maker not in stretches.around(unit)[0])  # itself: an earlier call
     ]
@@ -169,49 +174,99 @@ def needed_until(tensor: BoundaryTensor, stretches: Stretches, maker: str | None
     return max(needs)
 
 
+def taken_until(tensor: BoundaryTensor, unit: str, stretches: Stretches, step: CapturedStep | None) -> int:
+    """The segment before which a unit has run again for good; of one that saves it then, that of its own backward."""
+    until = tensor.input_of[unit]
+    if step is None or len(stretches.around(unit)[-1]) == 1 or unit in tensor.saved_by_takers:
+        return until
+    forward = step.forward_at.get((unit, step.segments[until].pass_number))
+    return until if forward is None else min(until, _run_again_at(step, stretches, unit, forward))
+
+
 def needed_for_second_run(
-    tensor: BoundaryTensor, stretches: Stretches, needed: int, parted: Collection[str]
+    tensor: BoundaryTensor,
+    stretches: Stretches,
+    needed: int,
+    holding: Set[str],
+    step: CapturedStep | None = None,
 ) -> bool:
-    """Whether in `needed`, the last segment that it is alive in (needed_until), it is there for a second run alone, whose end is its own. What a
-    unit with parts is called with, a part may keep beyond that."""
+    """Whether in `needed`, the last segment that it is alive in (needed_until), it is there for a second run alone, whose
+    end is its own; not for a part of the unit that holds it beyond that."""
     # Else the maker keeps what it makes again.
     kept = [
         u for unit, u in tensor.saved_until.items() if unit not in stretches or unit in tensor.saved_by_takers
     ]
     if needed <= max([tensor.last_use_segment, *kept]) or needed == tensor.death_segment:
         return False
-    takers = [unit for unit, until in tensor.input_of.items() if until == needed and unit in stretches]
-    return all(stretches.around(unit) == [(unit,)] and unit not in parted for unit in takers)
+    return holding.isdisjoint(_takers(tensor, stretches, needed, step))
+
+
+def _takers(
+    tensor: BoundaryTensor, stretches: Stretches, until: int, step: CapturedStep | None
+) -> Iterable[str]:
+    """Units that have it for a second run before this segment."""
+    for unit in tensor.input_of:
+        if unit in stretches and taken_until(tensor, unit, stretches, step) == until:
+            yield unit
+
+
+def let_go_in_runs(
+    step: CapturedStep, stretches: Stretches, holding: Set[str]
+) -> dict[tuple[int, str], dict[str, int]]:
+    """By the segment before which a stretch of several units is run again, and the unit whose run is the last that needs it:
+    the bytes, by category, that are gone for the units behind it in that run."""
+    found: dict[tuple[int, str], dict[str, int]] = {}
+    if stretches.are_alone:
+        return found
+    for tensor, users in zip(step.boundaries, step.users, strict=True):
+        if users.isdisjoint(stretches.units):
+            continue
+        needed = needed_until(tensor, stretches, step.maker_of(tensor), step)
+        if needed_for_second_run(tensor, stretches, needed, holding, step):
+            last = max(_takers(tensor, stretches, needed, step), key=lambda unit: -tensor.input_of[unit])
+            sizes = found.setdefault((needed, last), {})
+            sizes[tensor.category] = sizes.get(tensor.category, 0) + tensor.size_bytes
+    return found
 
 
 def _made_again(
-    step: CapturedStep, tensor: BoundaryTensor, stretches: Stretches, maker: str | None, needed: int
-) -> list[tuple[int, int]]:
-    """From where to where copies of a tensor live that runs of stretches make; beyond the first one's end, but for that
-    which its maker saves itself, and makes again while the script still holds the first."""
+    step: CapturedStep,
+    tensor: BoundaryTensor,
+    stretches: Stretches,
+    maker: str | None,
+    needed: int,
+    holding: Set[str],
+) -> list[tuple[int, int, bool]]:
+    """From where to where copies of a tensor live that runs of stretches make, and whether they go with a second run;
+    beyond the first one's end, but for that which its maker saves itself, and makes again while the script still holds the
+    first."""
     lives = []
     beside = None
     for unit, until in tensor.saved_until.items():
         if unit in stretches:
             again = _run_again_at(step, stretches, unit, tensor.birth_segment)
-            lives.append((min(until, again), until))
+            lives.append((min(until, again), until, False))
             if unit == maker and again <= until:
-                beside = (again, min(until, needed))
-    for unit, until in tensor.input_of.items():
-        holding = [s for s in stretches.around(unit) if maker in s]
-        if holding and holding[-1] != stretches.around(unit)[-1]:
-            ending = holding[-1][-1]
+                beside = (again, min(until, needed), False)
+    for unit, own in tensor.input_of.items():
+        around = [s for s in stretches.around(unit) if maker in s]
+        if around and around[-1] != stretches.around(unit)[-1]:
+            until = taken_until(tensor, unit, stretches, step)
+            ending = around[-1][-1]
             number = step.pass_from(ending, tensor.birth_segment)
-            lives.append((step.backwards.get((ending, number), until), until))
-    merged: list[tuple[int, int]] = []
-    for first, last in sorted(lives):
+            is_for_run = unit not in holding and unit not in tensor.saved_by_takers
+            lives.append((step.backwards.get((ending, number), own), until, is_for_run))
+    merged: list[tuple[int, int, bool]] = []
+    for first, last, is_for_run in sorted(lives):
         first = max(first, needed + 1)
         if first > last:
             continue
         if merged and first <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
+            begun, end, is_till_run = merged[-1]
+            goes_with_run = is_for_run if last > end else is_till_run and (is_for_run or last < end)
+            merged[-1] = (begun, max(last, end), goes_with_run)
         else:
-            merged.append((first, last))
+            merged.append((first, last, is_for_run))
     return merged if beside is None else [beside, *merged]
 
 

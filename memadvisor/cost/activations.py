@@ -14,6 +14,7 @@ from memadvisor.cost.activation_changes import (
     changes_of_kept,
     changes_of_moved,
     changes_of_recomputation,
+    let_go_in_runs,
 )
 from memadvisor.cost.kept import ForwardOperators
 from memadvisor.cost.level import Level
@@ -22,7 +23,7 @@ from memadvisor.cost.parted_units import PartedUnits
 from memadvisor.cost.parts import Modules
 from memadvisor.cost.rounded_activations import RoundedActivations
 from memadvisor.cost.second_run import RNG_STATE_BYTES
-from memadvisor.cost.step import STATES, Bytes, CapturedStep, Segment
+from memadvisor.cost.step import STATES, BoundaryTensor, Bytes, CapturedStep, Segment
 from memadvisor.cost.stretches import Stretches
 from memadvisor.schedule import Schedule
 from memadvisor.stretches import Stretch
@@ -61,7 +62,9 @@ class Activations:
         num_segments = len(step.segments)
         during = SegmentChanges(num_segments)
         at_start = SegmentChanges(num_segments)
-        again = changes_of_recomputation(step, stretches, parts or ())
+        holding = self.parted.holding()
+        again = changes_of_recomputation(step, stretches, holding)
+        self._let_go = let_go_in_runs(step, stretches, holding)
         changes = (*again, *changes_of_kept(step, stretches, outputs))
         for change in (*changes, *self.parted.changes(), *changes_of_moved(self.moves)):
             during.add(change.category, change.first, change.last - change.ends_inside, change.delta_bytes)
@@ -157,19 +160,36 @@ class Activations:
             growth = self._growth(alone[0], alone, alone, backward.pass_number)
             return [(alone, self._with_random_state(growth if sum(growth.values()) > 0 else {}))]
         for stretch in endings:
-            highest: Bytes = {}
-            kept: dict[str, int] = {}
-            for item in self.stretches.runs(stretch):
-                passing: Bytes = {}  # what the unit before has made, where nobody keeps it
-                for unit in item:
-                    growth = self._growth(unit, stretch, item, backward.pass_number)
-                    reached = added(added(kept, passing), growth)
-                    highest = max(highest, reached, key=lambda sizes: sum(sizes.values()))
-                    passing = self._made(unit, stretch, backward.pass_number)
-                kept = added(kept, self._kept(item, stretch, backward.pass_number))
+            highest, kept = self._run_of_several(stretch, position)
             found.append((stretch, self._with_random_state(added(level, highest))))
             level = added(level, kept)
         return found
+
+    def _run_of_several(self, stretch: Stretch, position: int) -> tuple[Bytes, Bytes]:
+        """The highest instant of a stretch's run before a backward, and what it leaves: all that its units save, and what
+        inner stretches are given. What a unit behind takes, and nobody saves, is there until that has run."""
+        number = self.step.segments[position].pass_number
+        units = [(unit, item) for item in self.stretches.runs(stretch) for unit in item]
+        places = {unit: place for place, (unit, _) in enumerate(units)}
+        highest: Bytes = {}
+        kept: dict[str, int] = {}
+        passing: list[tuple[int, Bytes]] = []  # until which place
+        for place, (unit, item) in enumerate(units):
+            there = kept
+            for _, sizes in passing:
+                there = added(there, sizes)
+            reached = added(there, self._growth(unit, stretch, item, number))
+            highest = max(highest, reached, key=lambda sizes: sum(sizes.values()))
+            passing = [each for each in passing if each[0] > place]
+            kept = added(kept, self._left_by(unit, stretch, item, position))
+            for tensor in self.step.made_by.get((unit, number), ()):
+                size: Bytes = {tensor.category: tensor.size_bytes}
+                last = max((places.get(user, -1) for user in tensor.input_of), default=-1)
+                if self._stays(tensor, stretch, item):
+                    kept = added(kept, size)
+                elif last > place:
+                    passing.append((last, size))
+        return highest, kept
 
     def _with_random_state(self, sizes: Bytes) -> Bytes:
         """While a forward runs again with its own random state, the generator's is kept."""
@@ -221,23 +241,28 @@ class Activations:
     def _operators_of(self, unit: str, number: int | None) -> ForwardOperators:
         return self.step.operators[self.step.forward_at[unit, number]]
 
-    def _kept(self, item: Stretch, stretch: Stretch, number: int | None) -> Bytes:
-        """What an item of a run leaves: all that its unit saves, or the input of an inner stretch, and its output."""
+    def _left_by(self, unit: str, stretch: Stretch, item: Stretch, position: int) -> Bytes:
+        """What a unit's run adds beside what it makes for others, less what it alone was waited for with."""
+        number = self.step.segments[position].pass_number
         sizes: dict[str, int] = {}
-        keeps_all = self.stretches.keeps_all(item, stretch)
-        for inner in self.step.inner_of.get((item[0], number), ()) if keeps_all else ():
+        if not self.stretches.keeps_all(item, stretch):
+            return sizes
+        for inner in self.step.inner_of.get((unit, number), ()):
             sizes[inner.category] = sizes.get(inner.category, 0) + inner.size_bytes
-        if keeps_all and (run := self.step.second_runs.get((item[0], number))) and run.saved_copies_bytes:
+        if (run := self.step.second_runs.get((unit, number))) and run.saved_copies_bytes:
             sizes["temporary"] = sizes.get("temporary", 0) + run.saved_copies_bytes
-        return added(sizes, self._made(item[-1], stretch, number))
+        gone = self._let_go.get((position, unit), {})
+        return added(sizes, {category: -gone[category] for category in gone})
 
-    def _made(self, unit: str, stretch: Stretch, number: int | None) -> Bytes:
-        """What a unit makes for others of a stretch, and for itself."""
-        sizes: dict[str, int] = {}
-        for tensor in self.step.made_by.get((unit, number), ()):
-            if any(user in stretch for user in (*tensor.input_of, *tensor.saved_until)):
-                sizes[tensor.category] = sizes.get(tensor.category, 0) + tensor.size_bytes
-        return sizes
+    def _stays(self, tensor: BoundaryTensor, stretch: Stretch, item: Stretch) -> bool:
+        """Whether autograd, or an inner stretch, keeps what a run of a stretch makes of a tensor."""
+        for other in self.stretches.body(stretch):
+            if self.stretches.keeps_all(other, stretch):
+                if other[0] in tensor.saved_until:
+                    return True
+            elif other != item and not tensor.input_of.keys().isdisjoint(other):
+                return True
+        return False
 
 
 def _level(segment: Segment, view: View) -> Level:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import Protocol
 
 from memadvisor.cost.activation_changes import needed_for_second_run, needed_until
 from memadvisor.cost.allocation_event import AGAIN, BIRTH, DEATH, DEATH_AT_BIRTH, FIRST, Event
 from memadvisor.cost.moved_activations import Absence
 from memadvisor.cost.part_events import PartEvents
+from memadvisor.cost.parted_units import units_holding
 from memadvisor.cost.parts import PartedPass
 from memadvisor.cost.step import StepStorage
 from memadvisor.cost.stretches import Stretches
@@ -65,7 +66,7 @@ class StepEvents:
         again = self._reruns({forward: unit or "" for (unit, _), forward in forwards.items()}, firsts)
         for position, forward in backwards.items():
             self.again[position] = again[forward]
-        self._place(frozenset(recomputed), {passed.unit for passed in parts})
+        self._place(frozenset(recomputed), units_holding(parts))
         for number, absence in absences.items():
             if absence.is_away:  # from the end of the segment before to that of the last one
                 self.of[absence.first - 1].append(Event(math.inf, DEATH, number, FIRST))
@@ -73,8 +74,9 @@ class StepEvents:
         for events in self.of:
             events.sort()
 
-    def _place(self, recomputed: frozenset[str], parted: Collection[str]) -> None:
-        """Put births and deaths on the segments, as they are when these units are recomputed, and those have parts."""
+    def _place(self, recomputed: frozenset[str], holding: Set[str]) -> None:
+        """Put births and deaths on the segments, as they are when these units are recomputed, and parts of those hold what
+        they are called with."""
         alone = Stretches.alone(recomputed)
         for number, item in enumerate(self._storages):
             if item.birth_segment >= 0:
@@ -99,7 +101,7 @@ class StepEvents:
                 boundary = item.boundary
                 needed = needed_until(boundary, alone, maker=None)  # none makes its own input
                 death = death if needed == item.death_segment else (needed, math.inf)
-                if needed in self.again and needed_for_second_run(boundary, alone, needed, parted):
+                if needed in self.again and needed_for_second_run(boundary, alone, needed, holding):
                     self.again[needed].append(Event(math.inf, DEATH, number, FIRST))
                     continue
             if death[0] < len(self.of):

@@ -29,6 +29,10 @@ class PartedUnits:
     def __contains__(self, position: int) -> bool:
         return position in self._at
 
+    def holding(self) -> frozenset[str]:
+        """Units with a part that holds what they are called with until it runs again."""
+        return units_holding(self._passes.values())
+
     def changes(self) -> Iterable[SegmentChange]:
         for (unit, _), found in self._passes.items():
             if unit not in self._stretches:
@@ -57,6 +61,10 @@ class PartedUnits:
         if found is None or position != found.backward:
             return 0.0
         return sum(part.run.seconds(self._step.second_run_cost) for part in found.parts)
+
+
+def units_holding(passes: Iterable[PartedPass]) -> frozenset[str]:
+    return frozenset(each.unit for each in passes if any(part.holds_input for part in each.parts))
 
 
 def chosen_passes(

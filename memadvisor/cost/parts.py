@@ -50,7 +50,8 @@ class Part:
     """`asked_s`: when autograd first asks for something of it, and `over_s`: has let go of it all. `growth`: what running
     it again has at its highest instant; `start_s`, `saved_s`: of the forward, what that does again, up to the last
     tensor that it saves. `put_back`: the generator's state, as it was when each module was called, and copies of
-    buffers that it changes."""
+    buffers that it changes. `holds_input`: it is called with what its unit is called with, and autograd does not keep that
+    for it."""
 
     modules: Modules
     storages: tuple[PartStorage, ...]
@@ -61,6 +62,7 @@ class Part:
     growth: Bytes
     put_back: tuple[Change, ...]
     run: SecondRun
+    holds_input: bool = False
 
     @property
     def size_bytes(self) -> int:

@@ -32,6 +32,7 @@ from memadvisor.engines.activations.second_run import (
     as_packed,
     check_versions,
     each_once,
+    is_for_derivative,
     kept_of,
     until_enough,
     value_of,
@@ -170,6 +171,7 @@ class _Part:
         self._leaves = each_once(lambda leaf: kept_of(leaf, told), leaves)
         self._versions = versions_of(self._leaves)
         self._calls: list[_Call] = []
+        self._has_run = False
         self._places = Places()
         self._filling = filling
         self._number = place.number
@@ -207,9 +209,9 @@ class _Part:
         return place if self._filling is None else self._filling.put_off(tensor, place, self.unpack)
 
     def unpack(self, place: Place) -> torch.Tensor:
-        if place.value is None:
+        if place.value is None and not self._has_run:
             self._again()
-        return value_of(place, self._unit)
+        return value_of(place, self._unit, stays=self._has_run)
 
     def _again(self) -> None:
         check_versions(self._leaves, self._versions, self._unit)
@@ -223,6 +225,8 @@ class _Part:
                     args, kwargs = call.given.with_tensor(output)
                 with call.conditions.again(), call.around(), parameters_apart(call.sharded):
                     output = call.forward(*args, **kwargs)
+        if not is_for_derivative():
+            self._leaves, self._versions, self._has_run = [], [], True
 
 
 class _Call(NamedTuple):

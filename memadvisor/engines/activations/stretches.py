@@ -4,8 +4,8 @@ The script calls its units one by one, with code of its own between them, so not
 unit runs when it is called, and what autograd saves for it is packed as a place. The first place that is asked for in
 the backward has the innermost stretch around its unit run again, which fills the places of the units that this stretch
 keeps all for, and gives inner stretches their inputs. A place lets go of its value when autograd lets go of the
-place. What a unit is called with is kept, but for what a unit before it in the stretch has returned, the very
-tensor, unchanged: that is made again. So whatever the script does between two units, results are right.
+place. What a unit is called with is kept until it has run again for good, but for what a unit before it in the stretch
+has returned, the very tensor, unchanged: that is made again. So whatever the script does between two units, results are right.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from memadvisor.engines.activations.second_run import (
     as_packed,
     check_versions,
     each_once,
+    is_for_derivative,
     kept_of,
     until_enough,
     value_of,
@@ -61,6 +62,7 @@ class _Call:
         self.given: dict[_Made, Any] = {}  # by a second run of a stretch around this one's
         self.running: tuple[Any, Any] | None = None  # the arguments, while the first run is under way
         self.walks_own_graph = False
+        self._is_filled = False  # by the last second run that it takes part in
         self._held: weakref.ref[Any] | None = None
 
     def begins(self, args: Any, kwargs: Any) -> bool:
@@ -92,9 +94,13 @@ class _Call:
             leaves, spec = tree_flatten(self.running)
             args, kwargs = tree_unflatten(each_once(without_graph, leaves), spec)
             self._play(args, kwargs, (self.places.filling(True), as_packed))
-        elif place.value is None:
+        elif place.value is None and not self._is_filled:
             self.run.again(self.run.stretches.around(self.unit)[-1])
-        return value_of(place, self.unit)
+        return value_of(place, self.unit, stays=self._is_filled)
+
+    def let_go(self) -> None:
+        """No run makes it again after this one: what autograd now holds is all that its backward needs."""
+        self.leaves, self.versions, self.given, self._is_filled = [], [], {}, True
 
     def ends(self) -> None:
         """Nothing that was saved for it is kept any more: what it was called with goes with its own backward."""
@@ -148,6 +154,7 @@ class Pass:
         self.stretch = stretch
         self.is_in_backward = is_in_backward
         self._calls: dict[str, _Call] = {}
+        self._have_run: set[Stretch] = set()
         self._is_open = True
 
     @property
@@ -226,8 +233,16 @@ class Pass:
                 is_last = item is items[-1]
                 check_versions(call.leaves, call.versions, call.unit)
                 made[call] = call.again(made, keeps_all=keeps_all, is_last=is_last)
+                if keeps_all and self._is_last_run_of(call.unit):
+                    call.let_go()
                 for other in [other for other in made if last_user.get(other, other) in (call, other)]:
                     del made[other]  # what autograd or an inner stretch keeps of it stays
+        if not is_for_derivative():
+            self._have_run.add(stretch)
+
+    def _is_last_run_of(self, unit: str) -> bool:
+        """Not for a derivative, nor where a loss of an inner stretch alone has its backward before the others."""
+        return not is_for_derivative() and self._have_run.issuperset(self.stretches.around(unit)[:-1])
 
     def _items(self, stretch: Stretch) -> list[Stretch]:
         return [item for item in self.stretches.body(stretch) if self._of(item)]

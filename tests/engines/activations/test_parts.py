@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from memadvisor.plan import UnitPlan
 from tests.engines.activations.test_stretches import equal
@@ -192,3 +193,36 @@ def test_a_part_goes_on_where_a_module_is_given_no_other_tensor(given, runs_agai
     assert equal(ours, plain)
     assert sum("keeps more than planned" in text for _, text in notes) == (0 if runs_again else NUM_BLOCKS)
     assert (kept_bytes[-1] < 0.5 * kept_plainly[-1]) == runs_again
+
+
+class Watching(nn.Module):
+    """Its layers do not save what they are called with; whether that is gone when the second one has its backward."""
+
+    class Watch(nn.Module):
+        def forward(self, x):
+            x.register_hook(lambda gradient: self.gone.append(self.given.expired()))
+            return x
+
+    def __init__(self):
+        super().__init__()
+        self.watch = self.Watch()
+        self.layers = nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 6), self.watch, nn.Tanh())
+
+    def forward(self, x):
+        doubled = 2 * x
+        self.watch.given, self.watch.gone = StorageWeakRef(doubled.untyped_storage()), []
+        return self.layers(doubled)
+
+
+@pytest.mark.parametrize(("twice", "gone"), [(False, [True]), (True, [True, True])])
+def test_a_part_lets_go_of_what_it_is_called_with_when_it_has_run_again(twice, gone):
+    """And a second walk of its graph needs it no more."""
+    model = nn.Sequential(OrderedDict(first=nn.Linear(5, 6), block=Watching(), head=nn.Linear(6, 1)))
+    part = tuple(f"block.layers.{number}" for number in range(4))
+    with applied(make_plan(1, units=(UnitPlan(name="block", zero_stage=0, recompute=False, parts=(part,)),))):
+        loss = model(torch.randn(7, 5)).square().mean()
+        loss.backward(retain_graph=twice)
+        if twice:
+            loss.backward()
+
+    assert model.block.watch.gone == gone

@@ -292,3 +292,36 @@ def test_a_second_run_lets_go_of_what_nobody_takes_any_more():
 
     in_second_run = len(NAMES)
     assert gone[in_second_run + 5][in_second_run:] == [True, True, False, False, False]
+
+
+class Joining(nn.Module):
+    """Keeps nothing of what it is called with."""
+
+    def __init__(self):
+        super().__init__()
+        self.down = nn.Linear(18, 9)
+
+    def forward(self, x):
+        return self.down(torch.cat([x, -x], -1).tanh())
+
+
+def test_each_loss_of_a_stretch_may_have_its_backward_by_itself():
+    """That of an inner stretch first: the one around it still has what it runs again with."""
+
+    def gradients():
+        model = make_model([Joining] * 6)
+        taken = []
+        handle = model.blocks[2].register_forward_hook(lambda module, args, output: taken.append(output))
+        loss = model(torch.randn(4, 3, 5)).square().mean()
+        handle.remove()
+        taken[0].sum().backward(retain_graph=True)
+        loss.backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    torch.manual_seed(3)
+    plain = gradients()
+    torch.manual_seed(3)
+    with applied(nested_plan([(0, 5), (0, 2)])):
+        ours = gradients()
+
+    assert all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True))
