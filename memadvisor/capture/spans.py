@@ -34,6 +34,7 @@ from memadvisor.never_compiled import never_compiled
 _MICRO_BATCH, _START, _END, _HAS_GRADIENTS = 2, 3, 4, 5
 # One hook call in so many is timed; timing each would cost as much as the hook.
 _TIMED_SHARE = 16
+_STARTS = "memadvisor_starts"  # in a node's metadata
 
 
 class SpanLog:
@@ -181,7 +182,7 @@ class SpanLog:
                 nodes = _nodes_of(output, first_node)
                 start = self._start_of(info.unit) if len(nodes) < 2 else self._start_of_call(info.unit)
                 for node in nodes:
-                    node.register_prehook(start)
+                    _begin_backward_at(node, start)
 
     def forget_units(self) -> None:
         """What is open turned out to be no forward."""
@@ -289,7 +290,7 @@ class SpanLog:
 
 
 class _BackwardStart:
-    """Prehook of the node that a unit's backward begins with; knows the log only as long as that lives."""
+    """Called at the node that a unit's backward begins with; knows the log only as long as that lives."""
 
     __slots__ = ("_log", "_unit")
 
@@ -322,6 +323,32 @@ class _FirstStart(_BackwardStart):
         if backward != self._begun:
             self._begun = backward
             log.announce_backward_of(self._unit)
+
+
+class _StartsAtNode:
+    """Prehook of a node that the backwards of several units may begin with.
+
+    A model that returns what its last unit does ends in that unit's node: what runs from there is the unit's, which left
+    first and is announced last.
+    """
+
+    __slots__ = ("starts",)
+
+    def __init__(self) -> None:
+        self.starts: list[_BackwardStart] = []
+
+    @never_compiled
+    def __call__(self, gradients: Any) -> None:
+        for start in reversed(self.starts):
+            start(gradients)
+
+
+def _begin_backward_at(node: Any, start: _BackwardStart) -> None:
+    there = node.metadata.get(_STARTS)
+    if there is None:
+        there = node.metadata[_STARTS] = _StartsAtNode()
+        node.register_prehook(there)
+    there.starts.append(start)
 
 
 def _nodes_of(output: Any, first_node: int) -> list[Any]:
