@@ -18,6 +18,7 @@ from memadvisor.analyzers.gradient_use import leaves_gradients_alone, updates_in
 from memadvisor.analyzers.nested_backwards import with_nested_backwards
 from memadvisor.analyzers.observed_collectives import observed_collectives
 from memadvisor.analyzers.out_of_memory import way_on
+from memadvisor.analyzers.own_messages import with_own_messages
 from memadvisor.analyzers.pieces import (
     Piece,
     checkpointing_units,
@@ -111,6 +112,8 @@ class RecordedStep:
         if self._groups:
             check_predictable(rank, step)
             rank = with_buffers_counted(rank, step)
+        else:
+            rank = with_own_messages(rank)
         self._rank, self._step, self._precision = rank, step, asked.precision
         checkpointing = checkpointing_units(rank)
         self._pieces = cut_step(rank.spans, step, checkpointing)
