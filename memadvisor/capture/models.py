@@ -106,12 +106,12 @@ class Models:
                 found = True
         return found
 
-    def meet_uncalled(self, parameters: Sequence[torch.Tensor]) -> str | None:
+    def meet_uncalled(self, parameters: Sequence[torch.Tensor], had_backward: bool) -> str | None:
         """Find what is trained, where nothing was seen to be called: what to say of it, None where nothing was found."""
         if all(parameter.grad is None for parameter in parameters):
             return None  # the model is yet to be called, by the optimizer's closure
         if self.discover_owners(parameters):
-            return note_of_uncalled()
+            return note_of_uncalled(had_backward)
         return LOOSE if self._loose.meet([*self.parameters()], parameters) else None
 
     def meet_trained(self, optimizer: torch.optim.Optimizer) -> None:

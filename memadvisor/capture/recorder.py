@@ -279,7 +279,7 @@ class Recorder:
 
     def _meet_uncalled_models(self, optimizer: torch.optim.Optimizer) -> None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        note = self._models.meet_uncalled(parameters)
+        note = self._models.meet_uncalled(parameters, self._backward_steps.has_seen_pass)
         if note is not None:
             self._meet_first_model()
             # What it called inside itself is the model, and will be seen from now on.

@@ -17,6 +17,10 @@ _CALLED_ELSEWHERE = (
     "No call of the model was seen: other processes call it, or copies of it, over torch.distributed.rpc. The time between "
     "its updates counts as outside."
 )
+_GRADIENTS_FROM_ELSEWHERE = (
+    "No call of the model was seen, nor a backward pass: its gradients are given to it here, as a server of parameters gets "
+    "them from its workers. The time between its updates counts as outside."
+)
 _OVER_RPC = (
     "What goes over torch.distributed.rpc is not seen: backward passes of torch.distributed.autograd, updates of its "
     "DistributedOptimizer, parts of the model in other processes."
@@ -49,11 +53,13 @@ class BackwardSteps:
     def __init__(self) -> None:
         self.num_passes = 0
         self.has_begun = False
+        self.has_seen_pass = False
         self._has_reached_parameters = False
         self._is_counted = True
 
     def enter_pass(self, is_for_parameters: bool) -> bool:
         """True: it is known to be none of the training's."""
+        self.has_seen_pass = True
         self._has_reached_parameters |= is_for_parameters
         self._is_counted = is_for_parameters or not self._has_reached_parameters
         return self.has_begun and not self._is_counted
@@ -82,9 +88,11 @@ class BackwardSteps:
             )
 
 
-def note_of_uncalled() -> str:
+def note_of_uncalled(had_backward: bool) -> str:
     """What to say of a model that is updated, and no call of which was seen."""
-    return _CALLED_ELSEWHERE if uses_rpc() else _UNCALLED
+    if uses_rpc():
+        return _CALLED_ELSEWHERE
+    return _UNCALLED if had_backward else _GRADIENTS_FROM_ELSEWHERE
 
 
 def what_was_seen(has_model: bool, passes: BackwardSteps) -> str:

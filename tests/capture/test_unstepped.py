@@ -104,3 +104,18 @@ def test_an_optimizer_that_comes_after_backwards_that_counted_as_steps_is_told_o
     assert "--trace-step 8 " in found[0]
     assert rank.traced_step.index not in updates
     assert {8, 9} < updates
+
+
+def test_gradients_from_elsewhere_are_no_sign_of_a_compiled_model(tmp_path):
+    """A server of parameters neither calls its model nor has a backward: it was told that the model may be compiled."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
+    optimizer = torch.optim.Adam(model.parameters())
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(4):
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+    (note,) = [row.text for row in prof.run.ranks[0].notes if row.level == "warning"]
+
+    assert "its gradients are given to it here" in note
+    assert "compiled" not in note
