@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch.distributed.optim import _apply_optimizer_in_backward
+from torch.utils.checkpoint import checkpoint
 
 from memadvisor.errors import PlanError
 from tests.engines.ranks import run_ranks
@@ -74,6 +75,29 @@ def refusals(rank: int) -> dict[str, str]:
         _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
         torch.nn.parallel.DistributedDataParallel(model)
 
+    def comes_again(stage):
+        """Two calls of one block, each behind a checkpoint with a backward of its own: DDP counts them in a static graph."""
+
+        class Twice(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.block = torch.nn.Linear(4, 4), torch.nn.Sequential(torch.nn.Linear(4, 4))
+
+            def forward(self, x):
+                for _ in range(2):
+                    x = checkpoint(self.block, self.first(x) if x.grad_fn is None else x, use_reentrant=True)
+                return x
+
+        def script():
+            ddp = torch.nn.parallel.DistributedDataParallel(Twice(), static_graph=True)
+            before = {name: value.clone() for name, value in ddp.state_dict().items()}
+            try:
+                ddp(torch.ones(2, 4)).square().mean().backward()
+            finally:
+                assert same(ddp.state_dict(), before)
+
+        attempt(f"again {stage}", make_plan(2, stage, fingerprint=None), script)
+
     attempt("in backward", make_plan(2, 1), in_backward)
     attempt("lbfgs", make_plan(2, 1), with_optimizer(lambda ddp: torch.optim.LBFGS(ddp.parameters())))
     attempt("ranks", make_plan(3, 2), lambda: build(Training(), rank))
@@ -84,6 +108,8 @@ def refusals(rank: int) -> dict[str, str]:
     attempt("hook", make_plan(2, 0), hook)
     attempt("collective", make_plan(2, 2), own_collective)
     attempt("by parameters", make_plan(2, 3), by_parameters)
+    for stage in range(4):
+        comes_again(stage)
     return told
 
 
@@ -99,6 +125,7 @@ def test_what_cannot_be_done_rightly_is_refused_in_one_line():
         "hook": "communication hooks",
         "collective": "changes gradients by allreduce_",
         "by parameters": "torch.autograd.grad",
+        **{f"again {stage}": "comes again in one backward" for stage in range(4)},
     }
     for told in run_ranks(refusals, 2, timeout_s=60):
         assert told.keys() == expected.keys()

@@ -192,6 +192,8 @@ class Reductions:
             self._early.backward_begins(self._sync)
         if unit.has_come:
             self._early.late_gradient(unit)
+            if not self._sharded.is_alone:
+                self._refuse_late(slot)
         if flat.stage >= 2 and not self._through_ddp:
             raise PlanError(
                 "The script runs a backward through the model inside DistributedDataParallel, past DDP itself.",
@@ -219,6 +221,17 @@ class Reductions:
         flat.ready.add(slot.index)
         if all(len(other.ready) == len(other.slots) for other in unit.trainable):
             self._unit_backward_ends(unit)
+
+    def _refuse_late(self, slot: Slot) -> None:
+        """What comes once more, behind all of its unit's, would be added to what other ranks have, or have taken, already.
+
+        DDP waits for it where it is told of a static graph: it counts in the first backward how often each comes.
+        """
+        raise PlanError(
+            f"The gradient of {slot.name!r} comes again in one backward, behind all of its unit's: the unit runs several times, "
+            "and reentrant checkpoints have a backward each.",
+            hint="give checkpoint use_reentrant=False, or run without a plan.",
+        )
 
     def _is_whole_buffer(self, slot: Slot) -> bool:
         """Whether autograd's new gradient is all that the flat's buffer would hold: an embedding's, a head's."""
