@@ -3,7 +3,8 @@
 torch's hooks are global: they tell of the modules, passes and updates of every thread, while a step is what one of
 them does after another. The first thread that calls a model is the training's. Another takes its place where it begins
 something while that one does nothing (an executor's threads, a step each), or trains where that one only calls models
-(an actor beside its learner). Once two were at work at once, the one that is not the training's is left out.
+(an actor beside its learner); not where it evaluates beside a thread that has trained, which is left out. Once two were
+at work at once, the one that is not the training's is left out.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import torch
 from torch._C import _current_graph_task_id
 
 from memadvisor.capture.position import Position
@@ -41,7 +43,11 @@ class TrainingThread:
     def begins(self, *, trains: bool) -> bool:
         """Something begins in this thread; `trains`: a backward pass, or an update. False: it is not the training's."""
         ident = threading.get_ident()
-        if ident != self.ident and not self._is_engines(ident) and not self._takes_place(ident, trains):
+        if ident == self.ident or self._is_engines(ident):
+            pass
+        elif self._only_evaluates(trains):
+            return False
+        elif not self._takes_place(ident, trains):
             self._others.add(ident)
             if not self._has_others:
                 self._has_others = True
@@ -55,14 +61,26 @@ class TrainingThread:
         ident = threading.get_ident()
         return ident == self.ident or self._is_engines(ident)
 
-    def _takes_place(self, ident: int, trains: bool) -> bool:
+    def _is_idle(self) -> bool:
         position = self._position
-        is_idle = not (position.stack or position.backward_depth or position.in_optimizer)
+        return not (position.stack or position.backward_depth or position.in_optimizer)
+
+    def _only_evaluates(self, trains: bool) -> bool:
+        """A model is called without gradients between two calls of the one that trains, and may be while it goes on."""
+        return (
+            self._has_trained
+            and not trains
+            and not torch.is_grad_enabled()
+            and self._is_idle()
+            and self._lives()
+        )
+
+    def _takes_place(self, ident: int, trains: bool) -> bool:
         is_first_to_train = trains and not self._has_trained
         if (
             self.ident is not None
             and not is_first_to_train
-            and (self._has_others or not is_idle)
+            and (self._has_others or not self._is_idle())
             and self._lives()
         ):
             return False

@@ -77,6 +77,24 @@ def test_who_trains_takes_the_place_of_who_only_calls_models(tmp_path):
     assert any(step.traced for step in prof.run.ranks[0].steps)
 
 
+def test_an_evaluation_in_another_thread_leaves_the_traced_step_to_who_trains(tmp_path):
+    """Of a copy, while the training waits: it took the training's place, and with it the traced step was given up."""
+    copy = make_model()
+
+    def evaluate():
+        with torch.no_grad():
+            return copy(torch.zeros(4, 8)).sum().item()
+
+    with memadvisor.profile(tmp_path / "run") as prof:
+        losses = train(make_model(), between=lambda: in_thread(evaluate))
+    rank = prof.run.ranks[0]
+
+    assert losses == train(make_model())
+    assert texts(prof.run) == []
+    assert len(rank.steps) == 6
+    assert rank.traced_step is not None and rank.traced_step.index == 2 and rank.storages
+
+
 def test_threads_one_after_another_are_one_training(tmp_path):
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters())
