@@ -13,12 +13,15 @@ import functools
 import os
 import resource
 import shlex
+import site
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,7 @@ _TAKE_A_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 _IS_THERE = "import importlib.util, sys; sys.exit(importlib.util.find_spec('memadvisor') is None)"
 
 
+_ROOT = Path(__file__).resolve().parents[2]  # of a checkout
 _WORTH_SAYING_S = 1.0
 
 
@@ -218,6 +222,16 @@ def _is_another_rank(environment: Mapping[str, str]) -> bool:
     return any(environment.get(name, "0") != os.environ.get(name, "0") for name in names)
 
 
+class _Made:
+    """Stands for what is made of a function and its arguments where it is unpickled."""
+
+    def __init__(self, how: tuple[Any, ...]) -> None:
+        self._how = how
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._how
+
+
 class SpawnedRank:
     """Stands in for torch.multiprocessing's `_wrap`, the function that its processes run first.
 
@@ -230,7 +244,12 @@ class SpawnedRank:
         self._original = sys.modules["torch.multiprocessing.spawn"]._wrap
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SpawnedRank, (self._record,)
+        plain = SpawnedRank, (self._record,)
+        if PathFinder.find_spec("memadvisor") is not None:
+            return plain
+        # Of a checkout that is not installed the script's directory has taken the place on the path, and the new process
+        # looks where this one does: what is first in the tuple is made first, and has it look in the checkout, too.
+        return itemgetter(1), ((_Made((site.addsitedir, (str(_ROOT),))), _Made(plain)),)
 
     def __call__(self, fn: Any, index: int, args: Any, error_file: str) -> None:
         with self._record(index):
