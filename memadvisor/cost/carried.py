@@ -18,10 +18,11 @@ def carry_over(
     """Queue what the step before has updated. `update_s`: of a unit by itself, or of all else ("")."""
     carried = Carried()
     if schedule.gathered_behind_updates:
+        alone = schedule.updated_alone
         for action in schedule.at(Point.BEFORE_OPTIMIZER):
             if action.kind is ActionKind.GATHER:
                 gather(action)
-            elif action.unit in schedule.updated_alone:
+            elif action.unit in alone:
                 lanes.compute(f"update of {action.unit}", update_s(action.unit))
         lanes.compute("optimizer step", update_s(""))
         carried = lanes.begin_step()
