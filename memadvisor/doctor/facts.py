@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+TIME_LIMIT_S = 120.0  # of each process that is started to try something
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:

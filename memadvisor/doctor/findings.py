@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from memadvisor.doctor.facts import HostFacts, TorchFacts, TrialFacts
+from memadvisor.doctor.facts import TIME_LIMIT_S, HostFacts, TorchFacts, TrialFacts
 from memadvisor.hardware.load import named_hardware
 from memadvisor.units import format_bytes
 
@@ -190,10 +190,16 @@ def _variables(host: HostFacts) -> Iterator[Finding]:
 
 def trial_finding(trial: TrialFacts) -> Finding:
     subject = "recording" if trial.num_ranks == 1 else f"{trial.num_ranks} ranks"
+    if trial.exit_code is None:
+        text = f"a small training did not end in the {TIME_LIMIT_S:.0f} s that it has"
+        # What it said last was no error: it may have been about to end.
+        last = f"; it last said: {trial.last_words}" if trial.last_words else ""
+        hint = f"it takes seconds where cores are free: try again once other programs leave some{last}"
+        return Finding(subject=subject, state="problem", text=text, hint=hint)
     if trial.exit_code != 0:
-        how = "did not end in time" if trial.exit_code is None else f"ended with exit code {trial.exit_code}"
+        text = f"a small training ended with exit code {trial.exit_code}"
         hint = trial.last_words or "it left no message"
-        return Finding(subject=subject, state="problem", text=f"a small training {how}", hint=hint)
+        return Finding(subject=subject, state="problem", text=text, hint=hint)
     if trial.is_same_output is False:
         text = "a small training prints something else when it is recorded"
         hint = "that must not happen: please report it, with this output"

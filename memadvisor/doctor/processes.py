@@ -7,7 +7,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-_LIMIT_S = 120.0
+from memadvisor.doctor.facts import TIME_LIMIT_S
+
 # Variables by which a launcher tells a process that it is a rank: what is started here is none of that launch.
 _OF_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -23,7 +24,7 @@ def run_python(arguments: Sequence[str]) -> tuple[int | None, str, str]:
             capture_output=True,
             encoding="utf-8",
             errors="replace",
-            timeout=_LIMIT_S,
+            timeout=TIME_LIMIT_S,
             check=False,
         )
     except subprocess.TimeoutExpired as expired:

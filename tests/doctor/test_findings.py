@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memadvisor.doctor.facts import DeviceFacts, HostFacts, TorchFacts, TrialFacts
+from memadvisor.doctor.facts import TIME_LIMIT_S, DeviceFacts, HostFacts, TorchFacts, TrialFacts
 from memadvisor.doctor.findings import ODD_VARIABLES, TESTED_TORCH, findings, trial_finding
 from memadvisor.doctor.host import PACKAGES
 
@@ -139,7 +139,7 @@ def test_variables_that_change_what_is_measured_are_named_when_on(name):
     (
         ({}, "ok", "unexplained 0 B"),
         ({"exit_code": 1, "last_words": "RuntimeError: no address"}, "problem", "no address"),
-        ({"exit_code": None}, "problem", "in time"),
+        ({"exit_code": None}, "problem", "did not end"),
         ({"is_same_output": False}, "problem", "something else"),
         ({"peak_bytes": None, "unexplained_bytes": None}, "problem", "no peak"),
         ({"unexplained_bytes": 2**20}, "warning", "no label"),
@@ -148,3 +148,11 @@ def test_variables_that_change_what_is_measured_are_named_when_on(name):
 def test_a_trial_is_judged_by_how_it_ended_and_what_it_left(change, state, word):
     found = trial_finding(replace(TRIAL, **change))
     assert found.state == state and word in f"{found.text} {found.hint}"
+
+
+def test_a_trial_that_did_not_end_points_at_busy_cores_and_takes_no_last_line_for_the_reason():
+    """On a busy machine it had printed its summary, which stood there as what was wrong."""
+    found = trial_finding(replace(TRIAL, exit_code=None, last_words="traffic      2.00 MiB a step"))
+    assert f"{TIME_LIMIT_S:.0f} s" in found.text
+    assert found.hint.startswith("it takes seconds where cores are free")
+    assert found.hint.endswith("; it last said: traffic      2.00 MiB a step")
