@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from memadvisor.run.compiled import has_compiled
+
 
 class _Pool:
     def __init__(self, num_ranks: int) -> None:
@@ -87,6 +89,13 @@ def end_ranks() -> list[int | None]:
 atexit.register(end_ranks)
 
 
+def _forget_compiled() -> None:
+    """The next case is of a process in which torch.compile has not been at work."""
+    if has_compiled():
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+
+
 def _rank(rank: int, num_ranks: int, port: int, jobs: Any, results: Any) -> None:
     torch.set_num_threads(1)
     gc.freeze()  # a plan that is taken off collects garbage: modules need not be looked through each time
@@ -99,6 +108,7 @@ def _rank(rank: int, num_ranks: int, port: int, jobs: Any, results: Any) -> None
             results.put((rank, None, pickle.dumps(case(rank, *args))))
             faulthandler.cancel_dump_traceback_later()
             gc.collect()  # or the next case has the memory of this one's cycles, for a while
+            _forget_compiled()
         dist.barrier()
         dist.destroy_process_group()
     except BaseException:

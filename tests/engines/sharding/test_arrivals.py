@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import io
 from unittest import mock
@@ -61,16 +60,11 @@ def looks_after_steps(rank: int) -> dict[str, list[torch.Tensor]]:
     return found
 
 
-def _nothing_compiled() -> contextlib.AbstractContextManager[object]:
-    """Another test of this process may have, and then nothing is left behind."""
-    return mock.patch.object(arrivals, "has_compiled", lambda: False)
-
-
 def looks_under_plans(rank: int) -> list[dict[str, list[torch.Tensor]]]:
     found = [looks_after_steps(rank)]
     for zero, by_unit in ((1, False), (2, False), (1, True)):
         plan = make_plan(dist.get_world_size(), zero, overlap=True, update_by_unit=by_unit)
-        with _nothing_compiled(), applied(plan):
+        with applied(plan):
             found.append(looks_after_steps(rank))
     return found
 
@@ -86,7 +80,7 @@ def test_whatever_the_script_reads_after_a_step_is_what_it_reads_without_a_plan(
 
 def classes(rank: int) -> tuple[list[bool], list[bool], list[bool]]:
     """Whether parameters are arriving: after the step, after asking for their shapes, and after a forward."""
-    with _nothing_compiled(), applied(make_plan(dist.get_world_size(), 1, overlap=True)):
+    with applied(make_plan(dist.get_world_size(), 1, overlap=True)):
         ddp = build(Training(), rank)
         optimizer = make_optimizer("adamw", ddp)
         ddp(torch.arange(4).view(1, 4)).square().mean().backward()
@@ -116,7 +110,7 @@ def test_parameters_come_in_until_the_forward_and_shapes_are_told_meanwhile():
 
 def scripted(rank: int) -> list[bool]:
     """A scripted module reads its parameters without asking them."""
-    with _nothing_compiled(), applied(make_plan(dist.get_world_size(), 1, overlap=True)):
+    with applied(make_plan(dist.get_world_size(), 1, overlap=True)):
         torch.manual_seed(0)
         ddp = nn.parallel.DistributedDataParallel(nn.Sequential(torch.jit.script(nn.Linear(3, 3))))
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
@@ -138,7 +132,7 @@ def orders(rank: int) -> dict[str, list[str]]:
     found = {}
     for kind in KINDS:
         plan = make_plan(dist.get_world_size(), 1, overlap=True, update_by_unit=True)
-        with _nothing_compiled(), applied(plan):
+        with applied(plan):
             found[kind] = _order(kind, rank)
     return found
 
