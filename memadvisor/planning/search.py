@@ -38,7 +38,7 @@ from memadvisor.planning.second_copies import grouped_ways
 from memadvisor.planning.several_models import updates_apart
 from memadvisor.planning.split_bounds import SplitBounds
 from memadvisor.planning.stretches import Nested, Tables
-from memadvisor.planning.updates import may_update_by_unit, may_update_early
+from memadvisor.planning.updates import may_update_by_unit, may_update_early, one_after_another
 from memadvisor.planning.way import Way
 
 _MAX_RESERVATIONS = 6  # choices of one kind whose reservation is simulated
@@ -130,7 +130,7 @@ class Search:
             alike.append(min(away, key=order))
         yield from alike
         if self.plays.num_ranks > 1 and step.repeats == 1:
-            mixed = self._mixed(step, found)
+            mixed = one_after_another(step, self.plays, self._mixed(step, found))
             if is_worth_it(mixed, min(alike, key=order)):
                 yield mixed
         others = (

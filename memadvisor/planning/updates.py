@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from memadvisor.cost.step import CapturedStep
+from memadvisor.planning.arrangement import Arrangement
 from memadvisor.planning.plays import Plays
-from memadvisor.planning.ranked import RankedPlan, may_wait_less
+from memadvisor.planning.ranked import RankedPlan, may_wait_less, worthier
 from memadvisor.planning.several_models import updates_apart
 
 
@@ -23,3 +24,21 @@ def may_update_by_unit(step: CapturedStep, plays: Plays, usual: RankedPlan) -> b
     plan = usual.plan
     pays = not usual.fits or bool(plan.recomputed_units or plan.parted_units)
     return (step.updates_together and pays) or (plan.gathers_updated_later and may_wait_less(usual))
+
+
+def one_after_another(step: CapturedStep, plays: Plays, usual: RankedPlan) -> RankedPlan:
+    """The same plan with units updated one after another, where it is worth that; else as it is."""
+    plan = usual.plan
+    if plan.update_in_backward or not may_update_by_unit(step, plays, usual):
+        return usual
+    arrangement = Arrangement(
+        plan.units,
+        plan.behind,
+        plan.gather_depth,
+        plan.shard_ranks,
+        stretches=plan.stretches,
+        secondary_ranks=plan.secondary_ranks,
+        by_unit=True,
+    )
+    other = plays.ranked(step, arrangement, plays.play(step, arrangement).prediction())
+    return worthier(usual, other)

@@ -12,7 +12,7 @@ from memadvisor.cost.collectives import times_from_curves
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import CollectiveCurve, Hardware, TierBandwidth
 from memadvisor.hardware.load import named_hardware
-from memadvisor.plan import fingerprint
+from memadvisor.plan import UnitPlan, fingerprint
 from memadvisor.plan_file import plan_from_json, plan_to_json
 from memadvisor.planning.advise import advise
 from memadvisor.planning.arrangement import Arrangement
@@ -20,6 +20,7 @@ from memadvisor.planning.lossy import lossy_alternatives, with_coded_states
 from memadvisor.planning.plays import Plays
 from memadvisor.planning.reasons import explain
 from memadvisor.planning.search import Search
+from memadvisor.planning.updates import one_after_another
 from memadvisor.run.records import Module
 from tests.make_run import make_run
 
@@ -261,6 +262,31 @@ def test_units_are_updated_one_after_another_where_a_forward_waits_for_what_was_
     assert (waits.plan.update_by_unit, free.plan.update_by_unit) == (True, False)
     why = explain(waits.plan, waits.prediction, None, 2**40)
     assert "updates units one after another, and gathers each behind its own update" in why
+
+
+def test_so_are_units_of_several_stages():
+    run = make_run(num_blocks=4)
+    step = dataclasses.replace(captured_step(run), may_update_by_unit=True)
+    units = tuple(
+        UnitPlan(name=unit.name, zero_stage=1 + place % 2, recompute=False)
+        for place, unit in enumerate(step.units)
+    )
+
+    def of_two_stages(gather_s):
+        curves = [
+            CollectiveCurve(operation=name, num_ranks=2, sizes_bytes=(10**6,), durations_s=(gather_s,))
+            for name in ("all_reduce", "all_gather", "reduce_scatter")
+        ]
+        plays = Plays(run, times_from_curves(curves, 2, "a test"), 2, 2**40)
+        mixed = Arrangement(units, 1, 1)
+        usual = plays.ranked(step, mixed, plays.play(step, mixed).prediction())
+        return usual, one_after_another(step, plays, usual)
+
+    usual, waits = of_two_stages(0.02)
+    assert waits.plan.update_by_unit and waits.plan.units == usual.plan.units
+    assert waits.prediction.step_time_s < 0.99 * usual.prediction.step_time_s
+    usual, free = of_two_stages(1e-6)
+    assert free is usual
 
 
 def test_groups_of_ranks_share_where_memory_allows_and_collectives_are_faster_for_it():
