@@ -159,6 +159,8 @@ class Software:
     launches_each_expert: bool = False
     # Each expert gets as many tokens, of which some may be padding, so that the host need not read how many.
     pads_experts: bool = False
+    # Tokens are given experts in turn, each so many that follow one another, in place of those that a router would choose.
+    experts_in_turn: bool = False
     # Of an element of a token on its way to its experts; it comes back in two.
     dispatch_bytes: float = 2.0
     # Products of fewer than 16 bits keep their inputs as they were cast for them.

@@ -234,6 +234,7 @@ def _collectives(cells: Cells, software: Software) -> Software:
         defers_reduction=bool(deferred),
         expert_overlap=bool(cells.flag("expert_overlap")),
         pads_experts=bool(cells.flag("pad_experts")),
+        experts_in_turn=bool(cells.flag("experts_in_turn")),
         dispatch_bytes=1.0
         if plain_word(cells.text("dispatch_dtype") or "").startswith(("fp8", "float8"))
         else software.dispatch_bytes,

@@ -72,6 +72,11 @@ def test_unsloth_keeps_recomputed_layers_inputs_on_the_host():
         assert not found.case.step.software.reference_code
 
 
+def test_a_balanced_gate_gives_experts_in_turn():
+    assert read(["fake_balanced_gate"], "true").case.step.software.experts_in_turn
+    assert not read(["experts_in_turn"], "").case.step.software.experts_in_turn
+
+
 def test_tokens_go_to_their_experts_in_eight_bits():
     assert read(["dispatch_dtype"], "fp8").case.step.software.dispatch_bytes == 1.0
 

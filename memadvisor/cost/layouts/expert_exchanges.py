@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from memadvisor.architecture import Architecture
+from memadvisor.architecture import Architecture, Experts
 from memadvisor.cost.layouts.coefficients import Coefficients
 from memadvisor.cost.layouts.data_parallel import hidden_seconds
 from memadvisor.cost.layouts.links import Group
@@ -26,13 +26,25 @@ def expert_exchange_seconds(
     # The fullest rank receives, and sends back, most.
     sent = step.software.element_bytes * tokens * model.hidden / layout.stream_ranks * layout.expert_imbalance
     experts, nodes = model.experts, group.nodes
-    most_nodes = (
-        experts.groups_per_token * max(1.0, nodes / experts.groups) if experts.groups > 1 else math.inf
-    )
-    copies, there = experts.experts_per_token, sent * step.software.dispatch_bytes / 2.0
+    copies: float = experts.experts_per_token
+    if step.software.experts_in_turn:
+        copies, most_nodes = (_holders_in_turn(experts, among) for among in (group.size, nodes))
+    elif experts.groups > 1:
+        most_nodes = experts.groups_per_token * max(1.0, nodes / experts.groups)
+    else:
+        most_nodes = math.inf
+    there = sent * step.software.dispatch_bytes / 2.0
     return group.dispatch_seconds(there, copies, most_nodes) + group.dispatch_seconds(
         sent, copies, most_nodes
     )
+
+
+def _holders_in_turn(experts: Experts, among: int) -> float:
+    """Of `among` ranks, or nodes, that have the experts between them in order: how many have those of a token, on average,
+    where token t is given the k experts from t k on (FakeBalancedGate, nemo_automodel/components/moe/layers.py; DeepEP sends
+    a token to each rank once)."""
+    held, chosen = max(1, experts.num_experts // among), experts.experts_per_token
+    return min(float(among), 1.0 + (chosen - math.gcd(chosen, held)) / held)
 
 
 def exposed_exchange_seconds(

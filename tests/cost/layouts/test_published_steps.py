@@ -90,7 +90,7 @@ AT_MOST = {
     "qwen3_strategies_h100": (0.24, 0.25),
     "yafsdp_a100": (0.18, None),
     "olmo_core_h100": (0.15, None),
-    "automodel_moe_h100": (0.45, None),
+    "automodel_moe_h100": (0.22, None),
     "tprimat_h100_mi300x": (0.52, 0.05),
     "tilearn_llama3": (0.24, 0.28),
     "easycontext_a100": (0.25, None),

@@ -1,0 +1,49 @@
+"""How far tokens go to experts that are given them in turn."""
+
+from dataclasses import replace
+
+import pytest
+
+from memadvisor.architecture import Experts
+from memadvisor.cost.layouts.expert_exchanges import expert_exchange_seconds
+from memadvisor.cost.layouts.links import Group
+from memadvisor.layout import Layout, TrainingStep
+from memadvisor.software_traits import Software
+from tests.planning.small_spaces import make_model
+
+# Eight ranks of two nodes; all that counts is one byte a second inside, or over each rank's share of the network.
+INSIDE = Group(
+    size=8, near=4, nodes=2, bytes_per_s=1.0, own_bytes_per_s=1e9, ring_latency_s=0.0, tree_latency_s=0.0,
+    tree_share=1.0, call_s=0.0,
+)  # fmt: skip
+BETWEEN = replace(INSIDE, bytes_per_s=1e9, own_bytes_per_s=1.0)
+
+
+def exchange_seconds(chosen: int, group: Group, *, in_turn: bool = True) -> tuple[float, float]:
+    """Of tokens that have `chosen` of 32 experts; and the bytes of all tokens of a rank."""
+    model = make_model(2, Experts(num_experts=32, experts_per_token=chosen, expert_ffn=64))
+    step = TrainingStep(
+        layout=Layout(data=8, expert=8), seq_len=64, software=Software(experts_in_turn=in_turn)
+    )
+    return expert_exchange_seconds(model, step, 1, 64.0, group), 2.0 * 64 * model.hidden
+
+
+def holders(chosen: int, among: int) -> float:
+    """Ranks, or nodes, that have experts of a token: token t has those from t * chosen on."""
+    held = 32 // among
+    each = [{(token * chosen + i) % 32 // held for i in range(chosen)} for token in range(32)]
+    return sum(map(len, each)) / 32
+
+
+@pytest.mark.parametrize("chosen", [1, 2, 3, 4, 6, 8])
+def test_experts_in_turn_are_on_few_ranks_of_few_nodes(chosen):
+    """Counted token by token: a rank receives each of its tokens once, there and back, and a node each of its own."""
+    seconds, sent = exchange_seconds(chosen, INSIDE)
+    assert seconds == pytest.approx(2 * sent * holders(chosen, 8) * 7 / 8)
+    seconds, sent = exchange_seconds(chosen, BETWEEN)
+    assert seconds == pytest.approx(2 * sent * holders(chosen, 2) / 2)
+
+
+def test_a_router_spreads_tokens_further():
+    for group in (INSIDE, BETWEEN):
+        assert exchange_seconds(4, group)[0] < exchange_seconds(4, group, in_turn=False)[0]
