@@ -97,7 +97,12 @@ def _across(table: Mapping[str, Any] | None, per_node: int, source: str) -> Link
         return None
     rails = _whole(table, "rails", per_node, source)
     oversubscription = _number(table, "oversubscription", 1.0, source)
-    return dataclasses.replace(link, bytes_per_s=link.bytes_per_s * rails / per_node / oversubscription)
+    card = link.bytes_per_s / oversubscription
+    return dataclasses.replace(
+        link,
+        bytes_per_s=card * rails / per_node,
+        card_bytes_per_s=card if rails < per_node else None,
+    )
 
 
 def _link(table: Mapping[str, Any] | None, name: str, source: str, latency_s: float) -> Link | None:

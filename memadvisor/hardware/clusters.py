@@ -32,7 +32,8 @@ def parse_cluster(text: str) -> Cluster:
     accelerator = load_hardware(match.group(2).strip())
     across = None
     if "across" in options:
-        across = network_link(parse_network(options["across"], per_node), "as given with across=")
+        rate, card = parse_network(options["across"], per_node)
+        across = network_link(rate, "as given with across=", card)
     return make_cluster(
         accelerator,
         num_nodes=num_nodes,
@@ -65,7 +66,8 @@ def make_cluster(
     if num_nodes > 1 and across is None:
         if reference is None or reference.bytes_per_s is None:
             raise _unknown(accelerator, "the network between nodes", "across=400Gbps")
-        across = network_link(reference.bytes_per_s, f"{reference.name}: {reference.source}")
+        source = f"{reference.name}: {reference.source}"
+        across = network_link(reference.bytes_per_s, source, reference.card_bytes_per_s)
     if num_nodes == 1 and reference is not None and per_node > max(reference.per_node, 16):
         raise UsageError(
             f"no node has {per_node} {accelerator.name}.",
@@ -105,9 +107,15 @@ def measured_link(accelerator: Hardware) -> Link | None:
     )
 
 
-def network_link(bytes_per_s: float, source: str) -> Link:
+def network_link(bytes_per_s: float, source: str, card_bytes_per_s: float | None = None) -> Link:
     """A link between nodes, of which each accelerator has so many bytes a second."""
-    return Link(kind="network", bytes_per_s=bytes_per_s, alpha_s=NETWORK_LATENCY_S, source=source)
+    return Link(
+        kind="network",
+        bytes_per_s=bytes_per_s,
+        alpha_s=NETWORK_LATENCY_S,
+        source=source,
+        card_bytes_per_s=card_bytes_per_s,
+    )
 
 
 def named_inside(accelerator: Hardware, name: str) -> Link:
@@ -124,12 +132,14 @@ def named_inside(accelerator: Hardware, name: str) -> Link:
     return links.mesh
 
 
-def parse_network(text: str, per_node: int) -> float:
-    """Bytes a second for each accelerator: `400Gbps` each, `8x400Gbps` for all of the node together."""
+def parse_network(text: str, per_node: int) -> tuple[float, float | None]:
+    """Bytes a second for each accelerator, and of one card where they share them: `400Gbps` each, `8x400Gbps` for all of the
+    node together."""
     count, separator, _ = text.lower().partition("x")
     if separator and count.strip().isdigit():
-        return int(count) * parse_rate(text[len(count) + 1 :]) / per_node
-    return parse_rate(text)
+        card = parse_rate(text[len(count) + 1 :])
+        return int(count) * card / per_node, card
+    return parse_rate(text), None
 
 
 def _inside(accelerator: Hardware, text: str | None, per_node: int) -> Link | None:

@@ -25,13 +25,14 @@ PCIE_SHEET = "PCI Express Base Specification: 8, 16, 32 GT/s a lane in generatio
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceNode:
     """A vendor's node: how many accelerators, and what its network gives each of them in one direction (None: not
-    published). A torus of TPUs counts as one node, for its links join them all.
+    published). A torus of TPUs counts as one node, for its links join them all. `card_bytes_per_s`: of one of its cards.
     """
 
     name: str
     per_node: int
     bytes_per_s: float | None
     source: str
+    card_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +69,14 @@ def _links(
 
 
 def _node(name: str, num_cards: int, gbit_per_s: float, source: str, per_node: int = 8) -> ReferenceNode:
-    rate = num_cards * gbit_per_s * 1e9 / 8 / per_node
-    return ReferenceNode(name=name, per_node=per_node, bytes_per_s=rate, source=source)
+    card = gbit_per_s * 1e9 / 8
+    return ReferenceNode(
+        name=name,
+        per_node=per_node,
+        bytes_per_s=num_cards * card / per_node,
+        source=source,
+        card_bytes_per_s=card if num_cards < per_node else None,
+    )
 
 
 _DGX_V100 = _node(

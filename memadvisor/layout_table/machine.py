@@ -18,6 +18,7 @@ from memadvisor.layout_table.cells import Cells
 _NAMES = {alias.lower(): entry.name for entry in CATALOGUE for alias in (entry.name, *entry.aliases)}
 USUAL_GPU = "A100-80GB"
 _PLAIN_NETWORK_BYTES_PER_S = 25e9  # 200 Gbit/s a node, where neither the table nor the vendor says more
+_FASTEST_CARD_BYTES_PER_S = 50e9  # a node's rate beyond it is that of several cards
 _TELLING = (
     "framework",
     "interconnect",
@@ -164,11 +165,12 @@ def _cluster(name: str, num_nodes: int, per_node: int, interconnect: str | None)
     links = links_of(accelerator)
     reference = None if links is None or links.reference is None else links.reference.bytes_per_s
     across = None
-    rate = None if interconnect is None else network_rate(interconnect, per_node, reference)
-    if rate is not None:
-        across = network_link(rate, f"the table: {interconnect}")
+    rates = None if interconnect is None else network_rate(interconnect, per_node, reference)
+    if rates is not None:
+        across = network_link(rates[0], f"the table: {interconnect}", rates[1])
     elif num_nodes > 1 and reference is None:
-        across = network_link(_PLAIN_NETWORK_BYTES_PER_S / per_node, "not given: 200 Gbit/s a node")
+        plain = _PLAIN_NETWORK_BYTES_PER_S
+        across = network_link(plain / per_node, "not given: 200 Gbit/s a node", plain)
     return make_cluster(
         accelerator,
         num_nodes=num_nodes,
@@ -186,11 +188,12 @@ def _inside(accelerator: Hardware, text: str) -> Link | None:
     return None
 
 
-def network_rate(text: str, per_node: int, reference: float | None) -> float | None:
-    """What the words give each accelerator between nodes, in bytes a second; None where they name no rate.
+def network_rate(text: str, per_node: int, reference: float | None) -> tuple[float, float | None] | None:
+    """What the words give each accelerator between nodes, in bytes a second, and what a card has that several share; None
+    where they name no rate.
 
-    `4xHDR` and `8x400 Gb/s` are cards of a node; a rate `per gpu` is each accelerator's; a bare rate is the node's, unless
-    it is the one that the vendor's own node gives each accelerator.
+    `4xHDR` and `8x400 Gb/s` are cards of a node; a rate `per gpu` is each accelerator's; a bare rate is the node's, of one
+    card up to 400 Gb/s, unless it is the one that the vendor's own node gives each accelerator.
     """
     words = re.split(r"[;,+&]|\band\b", re.sub(r"\b(\d+)\s*G\b(?!\s*B)", r"\1 Gb/s", text))
     for part in sorted(words, key=lambda each: "nvlink" in each.lower() or "pcie" in each.lower()):
@@ -204,17 +207,19 @@ def network_rate(text: str, per_node: int, reference: float | None) -> float | N
         if generation is not None:
             port = float(generation.group(3) or _INFINIBAND[generation.group(2).lower()]) * 1e9 / 8
             ports = float(generation.group(1) or per_node)
-            return port * ports / per_node
+            return port * ports / per_node, port
     return None
 
 
-def _stated(match: re.Match[str], part: str, per_node: int, reference: float | None) -> float:
+def _stated(
+    match: re.Match[str], part: str, per_node: int, reference: float | None
+) -> tuple[float, float | None]:
     count, number, scale, unit = match.groups()
     rate = float(number) * (1e9 if scale.lower() == "g" else 1e12) / (1 if unit == "B" else 8)
     if count is not None:
-        return rate * int(count) / per_node
+        return rate * int(count) / per_node, rate
     if re.search(r"(per|/|each|a)[\s-]*(gpu|accelerator|card|rank|device)", part, re.IGNORECASE):
-        return rate
+        return rate, None
     if "node" not in part.lower() and reference is not None and abs(rate / reference - 1) < 0.05:
-        return rate
-    return rate / per_node
+        return rate, None
+    return rate / per_node, rate if rate <= _FASTEST_CARD_BYTES_PER_S else None

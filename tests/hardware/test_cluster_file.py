@@ -35,6 +35,7 @@ def test_rates_are_each_accelerators(tmp_path):
     assert cluster.num_accelerators == 32
     assert (cluster.inside.bytes_per_s, cluster.inside.alpha_s) == (900e9, pytest.approx(2e-6))
     assert cluster.across.bytes_per_s == 4 * 50e9 / 8 / 2
+    assert cluster.across.card_bytes_per_s == 50e9 / 2
     assert cluster.across.alpha_s == pytest.approx(5e-6)
     assert cluster.host.bytes_per_s == 32e9
     assert cluster.accelerator.name == "H100-SXM-80GB"

@@ -26,6 +26,8 @@ def test_links_as_given():
     cluster = parse_cluster("4 x L40S, nodes=2, across=8x100Gbps, inside=pcie")
 
     assert cluster.across.bytes_per_s == 8 * 12.5e9 / 4
+    assert parse_cluster("8xH100,nodes=2,across=2x100Gbps").across.card_bytes_per_s == 12.5e9
+    assert parse_cluster("8xV100,nodes=2").across.card_bytes_per_s == 12.5e9
     assert cluster.inside.bytes_per_s == 32e9
     assert parse_cluster("8xH100,nodes=2,across=50GB/s,inside=100GB/s").inside.bytes_per_s == 100e9
 

@@ -54,3 +54,21 @@ def test_a_card_under_less_power_is_slower_by_the_cube_root():
 def test_a_card_with_other_memory():
     card = case_of(gpu="H100 96GB", gpu_bandwidth_gb_s="2400").cluster.accelerator
     assert (card.memory_bytes, card.memory_bandwidth_bytes_per_s) == (96 * 10**9, 2.4e12)
+
+
+@pytest.mark.parametrize(
+    ("words", "rate", "card"),
+    [
+        ("25 Gb/s ethernet", 25e9 / 64, 25e9 / 8),
+        ("4x200 Gb/s RoCE", 4 * 200e9 / 64, 25e9),
+        ("2xHDR", 2 * 200e9 / 64, 25e9),
+        ("1.6 Tb/s per node", 200e9 / 8, None),
+        ("400 Gb/s per gpu", 50e9, None),
+    ],
+)
+def test_cards_that_accelerators_share(words, rate, card):
+    """A node's rate is one card's up to 400 Gb/s; more is that of no one knows how many."""
+    across = case_of(
+        gpu="RTX 4090", n_gpus="16", gpus_per_node="8", dp="16", interconnect=words
+    ).cluster.across
+    assert (across.bytes_per_s, across.card_bytes_per_s) == (rate, card)

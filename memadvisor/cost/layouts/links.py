@@ -137,11 +137,20 @@ def message_seconds(
             raise UsageError(
                 "a link that the pipeline crosses is not known.", hint="give it in a cluster file."
             )
-        rate = link.bytes_per_s * coefficients.across_share
+        rate = _sending_bytes_per_s(link, cluster.per_node, stride) * coefficients.across_share
         if here == there:
             rate = _inside_bytes_per_s(link, 2, coefficients)
         seconds.append(size_bytes / rate + coefficients.pipeline_message_s)
     return seconds
+
+
+def _sending_bytes_per_s(link: Link, per_node: int, stride: int) -> float:
+    """What a rank has of its node's network where only the ranks of one stage of it, `stride` of them, send to another node: all
+    of the cards between them, but no more than a card each."""
+    if link.card_bytes_per_s is None:
+        return link.bytes_per_s
+    shared = link.bytes_per_s * per_node / min(stride, per_node)
+    return max(link.bytes_per_s, min(shared, link.card_bytes_per_s))
 
 
 def _inside_bytes_per_s(link: Link, near: int, coefficients: Coefficients) -> float:

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from memadvisor.cost.layouts.coefficients import FITTED
 from memadvisor.cost.layouts.links import group_of, message_seconds
 from memadvisor.hardware.clusters import make_cluster as named_cluster
+from memadvisor.hardware.clusters import network_link
 from memadvisor.hardware.load import named_hardware
 from tests.cost.layouts.nodes import make_cluster
 
@@ -43,6 +44,19 @@ def test_a_mesh_without_a_switch_gives_a_group_the_links_among_its_ranks():
     assert group_of(nvidia, 2, 1, FITTED).bytes_per_s == group_of(nvidia, 8, 1, FITTED).bytes_per_s
     # A message goes over the one link there is.
     assert message_seconds(amd, 64e9, 2, 1, FITTED)[0] > 1.0
+
+
+def test_ranks_that_alone_send_to_another_node_have_its_cards_to_themselves():
+    """Two nodes of eight with one card of 3.2 GB/s: of a stage's four ranks each has a quarter, of eight an eighth; of four such
+    cards one rank has no more than one."""
+    cards = named_hardware("RTX 4090")
+    rates = []
+    for num_cards, stride in ((1, 8), (1, 4), (4, 8), (4, 4), (4, 1)):
+        link = network_link(num_cards * 3.2e9 / 8, "", 3.2e9)
+        node = named_cluster(cards, num_nodes=2, per_node=8, across=link)
+        seconds = message_seconds(node, 1e15, 16 // stride, stride, FITTED)[8 // stride - 1]
+        rates.append(1e15 / seconds / FITTED.across_share)
+    assert rates == pytest.approx([0.4e9, 0.8e9, 1.6e9, 3.2e9, 3.2e9])
 
 
 def test_one_rank_moves_nothing():

@@ -30,7 +30,7 @@ AT_MOST = {
     "dlperf_v100": (0.15, 0.25),
     "pythia_a100": (0.22, None),
     "papers_one_layout": (0.3, None),
-    "rtx4090_megatron": (0.15, 0.3),
+    "rtx4090_megatron": (0.06, 0.3),
     "torchao_float8": (0.35, 0.07),
     "primus_mi355x": (0.2, 0.2),
     "flashattention2_a100": (0.15, None),
