@@ -87,7 +87,8 @@ FINETUNING = (
         "docs/performance-summary.md of October 2025)",
         note="LoRA of Llama 2 in FP8 and of Llama 3 70B in bf16 on 8 H100. Ranks and matrices are NeMo's usual ones, and the chunks of a stage of "
         "Llama 2 70B are not given; Llama 2's sequences are packed of shorter ones, whose attention is taken for whole. What Llama 3 70B recomputes and "
-        "has adapters beside is as in AutoModel's configuration of that layout (custom_llama3_3_70b_instruct_peft_benchmark.yaml); its blind prediction "
+        "has adapters beside is as in AutoModel's configuration of that layout (custom_llama3_3_70b_instruct_peft_benchmark.yaml, in a copy of the repository, "
+        "github.com/khazic/Automodel_lao, for its own has other layouts before and after); its blind prediction "
         "had neither.",
         seconds=rate_per_gpu,
     ),

@@ -11,8 +11,8 @@ TWO_TRAINERS = (
         name="automodel_moe_h100",
         source="NVIDIA NeMo AutoModel (github.com/NVIDIA-NeMo/Automodel, docs/performance-summary.mdx of June 2026, and its post on experts)",
         note="Moonlight 16B-A3B, GPT-OSS 20B and 120B on 8 and 64 H100, FSDP2 with tokens shared evenly among experts. How many ranks share experts, and what is "
-        "recomputed, the pages leave open: both are those of its benchmark configurations (examples/benchmark/configs of December 2025). Of GPT-OSS 120B "
-        "that was first of a later date, with all recomputed, as its blind prediction had it. Nemotron 3 Super and Ultra, whose experts see a "
+        "recomputed, the pages leave open: both are those of its benchmark configurations (examples/benchmark/configs, at revision 037e04a6). Of GPT-OSS "
+        "120B it was first a later one (examples/llm_benchmark), with half the micro-batch and all recomputed, as its blind prediction had it. Nemotron 3 Super and Ultra, whose experts see a "
         "narrower stream, are left out.",
         seconds=seconds,
         group="model",

@@ -88,7 +88,7 @@ UNSEEN = (
         source="NVIDIA NeMo AutoModel (github.com/NVIDIA-NeMo/Automodel, docs/performance-summary.md of October 2025)",
         note="DeepSeek-V3, Kimi K2, Qwen3 30B-A3B on 8 to 1024 H100; FSDP with expert and pipeline parallelism. Rows without a "
         "number of expert-parallel ranks are left out. That all is recomputed and that tokens have experts in turn is from the recipes that the page "
-        "names (examples/benchmark/configs; without recomputation none would fit). They leave parameters gathered behind the forward besides, and flush the "
+        "names (examples/benchmark/configs, at revisions 037e04a6, 080dca53 and 092af93e; without recomputation none is predicted to fit). They leave parameters gathered behind the forward besides, and flush the "
         "pipeline of 1024 cards four times a step, which no column says.",
         seconds=seconds,
     ),
