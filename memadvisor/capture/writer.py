@@ -32,7 +32,7 @@ from memadvisor.capture.updates import existing_optimizers
 from memadvisor.own_hooks import hooks_aside
 from memadvisor.run.allocator_records import LiveStorage, OutOfMemory
 from memadvisor.run.compiled import has_compiled
-from memadvisor.run.cut import inside_wrapper
+from memadvisor.run.cut import inside_wrapper, is_around_a_list
 from memadvisor.run.documents import Ending, Note, ProcessInfo
 from memadvisor.run.frames import MAX_JOURNAL_RAW_BYTES
 from memadvisor.run.journal import JournalWriter
@@ -292,6 +292,7 @@ class RankWriter:
             has_ddp_hook=None if wrapped is None else any(getattr(ddp, "_comm_hooks", ()) for ddp in wrapped),
             has_ddp_join=None if wrapped is None else any(map(joins_ranks, wrapped)),
             has_zero_optimizer=None if wrapped is None else has_zero_optimizer(),
+            has_replicate=None if wrapped is None else any(map(is_around_a_list, wrapped)),
             has_compiled_model=has_compiled_model(),
             float32_matmul=precision["matmul"],
             float32_convolution=precision["convolution"],

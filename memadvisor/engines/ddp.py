@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from memadvisor.engines.script.undo import Undo
 from memadvisor.engines.sharding.executor import Executor
 from memadvisor.errors import PlanError
+from memadvisor.run.cut import is_around_a_list
 
 # (wrapper, whether ranks may use different parameters) -> the executor; None leaves DDP alone.
 Wrap = Callable[[DistributedDataParallel, bool], Executor | None]
@@ -132,6 +133,13 @@ def restore_reducer(ddp: Any) -> None:
 
 
 def _check_options(ddp: DistributedDataParallel) -> None:
+    if is_around_a_list(ddp):
+        raise PlanError(
+            "The script's DistributedDataParallel is around a list of parameters, as torch's composable `replicate` makes it, and "
+            "never sees a call of the model: no plan of ZeRO applies.",
+            hint="wrap the model in torch.nn.parallel.DistributedDataParallel, or let `memadvisor advise RUN --memory SIZE`, without "
+            "other options, choose what all ranks recompute alike.",
+        )
     unsupported = {
         "mixed_precision": ddp.mixed_precision is not None,
         "parameters that DDP ignores": bool(ddp.parameters_to_ignore),

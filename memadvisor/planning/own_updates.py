@@ -29,6 +29,11 @@ _HOOK = OwnUpdates(
 _JOIN = OwnUpdates(
     "torch's Join, for ranks that run out of data before others", "give all ranks as many batches"
 )
+_REPLICATE = OwnUpdates(
+    "torch's composable `replicate`, whose DistributedDataParallel has a list of the model's parameters and never sees a call "
+    "of the model",
+    "wrap the model in DistributedDataParallel",
+)
 _ZERO = OwnUpdates(
     "a ZeroRedundancyOptimizer, which shares out its states itself",
     "put the optimizer that it wraps in its place",
@@ -41,6 +46,7 @@ def own_updates(process: ProcessInfo) -> OwnUpdates | None:
         (_HOOK, process.has_ddp_hook),
         (_JOIN, process.has_ddp_join),
         (_ZERO, process.has_zero_optimizer),
+        (_REPLICATE, process.has_replicate),
     )
     return next((own for own, has in found if has), None)
 

@@ -198,3 +198,8 @@ def _type_name(module: Any) -> str:
     if children and len(children) == len(module._modules) and getattr(children[0], "_ty", None) == written:
         return "ModuleList"
     return written.rpartition(".")[2]
+
+
+def is_around_a_list(wrapper: Any) -> bool:
+    """Whether a DistributedDataParallel has parameters and no model, as torch's composable `replicate` makes it."""
+    return type(wrapper.module).__name__ in _OF_PARAMETERS

@@ -16,7 +16,8 @@ class ProcessInfo:
     None on GPUs. `has_ddp`: whether a DistributedDataParallel was there, and `has_ddp_hook`, whether one with a
     communication hook of the script's (`register_comm_hook`); `has_ddp_join`: whether one was in torch's `Join`, for ranks
     with fewer batches than others; `ddp_ranks`: how many ranks its process group has, of several the smallest;
-    `has_zero_optimizer`: whether there was a ZeroRedundancyOptimizer. None where the script has one rank.
+    `has_zero_optimizer`: whether there was a ZeroRedundancyOptimizer; `has_replicate`: whether one was around a list of
+    parameters, as torch's composable `replicate` makes it. None where the script has one rank.
     `has_compiled_model`: whether what the script calls is what torch.compile has made of a whole model; None in older runs.
     `float32_matmul`, `float32_convolution`: in what the device computes products of float32 tensors when the first step had
     ended, ieee or tf32; None on CPUs."""
@@ -47,6 +48,7 @@ class ProcessInfo:
     has_ddp_join: bool | None = None
     ddp_ranks: int | None = None
     has_zero_optimizer: bool | None = None
+    has_replicate: bool | None = None
     has_compiled_model: bool | None = None
     float32_matmul: str | None = None
     float32_convolution: str | None = None

@@ -7,6 +7,8 @@ import torch.distributed as dist
 from torch import nn
 
 from memadvisor.capture.writer import has_zero_optimizer, joins_ranks
+from memadvisor.run.cut import is_around_a_list
+from memadvisor.run.living import living
 
 
 def test_an_optimizer_that_shares_out_its_states_is_seen():
@@ -19,6 +21,22 @@ def test_an_optimizer_that_shares_out_its_states_is_seen():
         optimizer = ZeroRedundancyOptimizer(nn.Linear(2, 2).parameters(), torch.optim.SGD, lr=0.1)
         assert has_zero_optimizer()
         del optimizer
+    finally:
+        dist.destroy_process_group()
+
+
+def test_what_has_a_models_parameters_and_not_the_model_is_seen():
+    """DistributedDataParallel as torch's composable `replicate` has it."""
+    from torch.distributed._composable.replicate import replicate
+
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        model = replicate(nn.Linear(2, 2))
+        model(torch.ones(1, 2))
+        gc.collect()
+        assert list(map(is_around_a_list, living(nn.parallel.DistributedDataParallel))) == [True]
+        assert not is_around_a_list(nn.parallel.DistributedDataParallel(nn.Linear(2, 2)))
+        del model
     finally:
         dist.destroy_process_group()
 

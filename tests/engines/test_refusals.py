@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from torch.distributed._composable.replicate import replicate
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.utils.checkpoint import checkpoint
 
@@ -75,6 +76,9 @@ def refusals(rank: int) -> dict[str, str]:
         _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
         torch.nn.parallel.DistributedDataParallel(model)
 
+    def composed():
+        replicate(torch.nn.Linear(4, 4))(torch.ones(2, 4))
+
     def comes_again(stage):
         """Two calls of one block, each behind a checkpoint with a backward of its own: DDP counts them in a static graph."""
 
@@ -99,6 +103,7 @@ def refusals(rank: int) -> dict[str, str]:
         attempt(f"again {stage}", make_plan(2, stage, fingerprint=None), script)
 
     attempt("in backward", make_plan(2, 1), in_backward)
+    attempt("composed", make_plan(2, 2), composed)
     attempt("lbfgs", make_plan(2, 1), with_optimizer(lambda ddp: torch.optim.LBFGS(ddp.parameters())))
     attempt("ranks", make_plan(3, 2), lambda: build(Training(), rank))
     attempt("some ranks", make_plan(2, 0), over_some_ranks)
@@ -116,6 +121,7 @@ def refusals(rank: int) -> dict[str, str]:
 def test_what_cannot_be_done_rightly_is_refused_in_one_line():
     expected = {
         "in backward": "optimizers inside the backward",
+        "composed": "around a list of parameters, as torch's composable `replicate` makes it",
         "lbfgs": "LBFGS searches along one line for all parameters",
         "ranks": "for 3 ranks, and the script's DDP has 2",
         "some ranks": "DistributedDataParallel over 1 of its 2 ranks, as pipelines beside each other",

@@ -173,6 +173,7 @@ def test_a_script_whose_ddp_is_around_parts_of_its_model_is_refused():
         ("has_ddp_hook", "communication hook"),
         ("has_ddp_join", "torch's Join"),
         ("has_zero_optimizer", "ZeroRedundancyOptimizer"),
+        ("has_replicate", "composable `replicate`"),
     ],
 )
 def test_a_script_with_what_the_engine_does_not_take_over_gets_no_plan_that_run_refuses(has, words):

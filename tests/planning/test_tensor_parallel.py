@@ -162,7 +162,7 @@ def test_fsdp1_and_older_runs_are_planned_for_as_before():
     assert not is_of_its_own(replace(run, ranks=(own[0], run.ranks[1])))
 
 
-@pytest.mark.parametrize("has", ["has_ddp_hook", "has_ddp_join", "has_zero_optimizer"])
+@pytest.mark.parametrize("has", ["has_ddp_hook", "has_ddp_join", "has_zero_optimizer", "has_replicate"])
 def test_what_the_engine_does_not_do_in_ddps_place_stays_with_its_buckets(has):
     """No engine replaces DDP then: its buckets, alive all the time, are a part of every plan's peak."""
     run = make_run(num_ranks=2)
