@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 from pathlib import Path
 
@@ -36,9 +35,10 @@ from memadvisor.plan_words import parts_text
 from memadvisor.planning.advise import Advice, advise
 from memadvisor.planning.budget import budget_bytes
 from memadvisor.planning.learn import Learnt
+from memadvisor.planning.machine import UnknownCollectivesError
 from memadvisor.planning.named import POLICIES
 from memadvisor.planning.ranked import RankedPlan
-from memadvisor.planning.tensor_parallel import is_of_its_own, is_tensor_parallel
+from memadvisor.planning.tensor_parallel import is_of_its_own, is_tensor_parallel, none_applies
 from memadvisor.run.run import Run
 from memadvisor.run.store import load_run
 from memadvisor.unit_ranges import unit_ranges
@@ -119,9 +119,19 @@ def run(arguments: argparse.Namespace) -> int:
     if is_of_its_own(recorded) and not others_given(arguments):
         from memadvisor.cli.advise_tensor_parallel import run_of_its_own
 
-        # Where all ranks cannot choose alike, what plans would give is said, and that none applies.
-        with contextlib.suppress(UsageError):
+        try:
             return run_of_its_own(arguments, recorded)
+        except UsageError as error:
+            # What plans would give is said, and that none applies; a measurement for that is not asked for.
+            try:
+                return _run_ranked(arguments, recorded)
+            except UnknownCollectivesError:
+                raise none_applies(error) from None
+    return _run_ranked(arguments, recorded)
+
+
+def _run_ranked(arguments: argparse.Namespace, recorded: Run) -> int:
+    """The same of plans for replicas, or for one rank."""
     num_ranks = _num_ranks(arguments.gpus)
     if num_ranks is None and arguments.gpus is not None:
         from memadvisor.cli.advise_layouts import run_layouts  # another question, with modules of its own

@@ -28,6 +28,10 @@ from memadvisor.planning.paging import paged_bytes
 from memadvisor.run.run import Run
 
 
+class UnknownCollectivesError(UsageError):
+    """A plan of several ranks is asked for, and nobody measured how long their collectives take."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """`times`: None for one rank. `settings`: of a CUDA device's allocator, where plans are for one. `transfers`: to other
@@ -112,7 +116,7 @@ def _collective_times(
     by_sheet = (
         "" if device is None else f" Or ask for layouts by data sheets: --gpus {num_ranks}x{device.name}."
     )
-    raise UsageError(
+    raise UnknownCollectivesError(
         f"Nothing is known of how long collectives among {num_ranks} ranks take, so no step time can be predicted.",
         hint=f"measure them with `memadvisor calibrate --ranks {num_ranks} -o hardware.json`, "
         f"and pass --hardware hardware.json.{by_sheet}",

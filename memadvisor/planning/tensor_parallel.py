@@ -179,6 +179,12 @@ def _steps(run: Run) -> list[CapturedStep]:
         raise UsageError(
             f"Nothing is known of rank {run.missing_ranks[0]}, which holds a part of the model.", hint=hint
         )
+    untraced = [rank.process.rank for rank in run.ranks if rank.traced_step is None]
+    if 0 < len(untraced) < len(run.ranks):
+        raise UsageError(
+            f"No step of rank {untraced[0]} was traced, and of others one was, as where some ranks alone train.",
+            hint=hint,
+        )
     parts = {num_splitting(rank) for rank in run.ranks}
     if len(parts) > 1:
         raise UsageError(
@@ -196,10 +202,20 @@ def _steps(run: Run) -> list[CapturedStep]:
         ):
             raise UsageError(
                 f"Rank {rank.process.rank} has other units, or can recompute others, than rank {first.process.rank}: "
-                "ranks that split layers must run the same ones again.",
+                "a plan of such ranks has all of them run the same ones again.",
                 hint=hint,
             )
     return steps
+
+
+def none_applies(why: UsageError) -> UsageError:
+    """What to say of ranks whose parallelism is their own where they cannot choose alike, and times of collectives, which
+    plans for DistributedDataParallel would need, are not known."""
+    return UsageError(
+        f"{why} So no plan of several ranks applies to this script, whose parallelism is its own.",
+        hint="`memadvisor show RUN` says what recomputing each unit of the fullest rank would free; `memadvisor run --policy "
+        "every-layer` has each rank that calls a model of repeated layers recompute these by itself.",
+    )
 
 
 def _front(search: TensorSearch, budget_bytes: int) -> tuple[TensorPoint, ...]:

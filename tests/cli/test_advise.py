@@ -130,6 +130,26 @@ def test_the_smallest_budget_of_another_micro_batch_is_said_to_be_one(run_path, 
     assert text.endswith(f"({unchanged} bytes).")
 
 
+def test_ranks_that_differ_without_data_parallelism_are_told_so_and_not_to_measure_collectives(
+    tmp_path, capsys
+):
+    """A learner among actors, a pipeline by hand: no plan would come of measured collectives, unless asked for by --gpus."""
+    run = make_run(num_ranks=2)
+    own = [
+        dataclasses.replace(rank, process=dataclasses.replace(rank.process, has_ddp=False), collectives=())
+        for rank in run.ranks
+    ]
+    alone = dataclasses.replace(own[1], steps=tuple(s for s in own[1].steps if s is not own[1].traced_step))
+    path = str(write_run(dataclasses.replace(run, ranks=(own[0], alone)), tmp_path / "learner"))
+
+    assert main(["advise", path, "--memory", "1GiB"]) == 2
+    error = capsys.readouterr().err
+    assert "No step of rank 1 was traced" in error and "no plan of several ranks applies" in error
+    assert "calibrate" not in error and error.count("\n") == 1
+    assert main(["advise", path, "--memory", "1GiB", "--gpus", "2"]) == 2
+    assert "calibrate" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
