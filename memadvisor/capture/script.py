@@ -43,6 +43,11 @@ def check_target(target: Target) -> None:
         ):
             raise UsageError(f"There is no module {target.name!r}.", hint="name it as for `python -m`.")
         return
+    if target.name == "-":
+        raise UsageError(
+            "A script is not read from standard input where `-` stands.",
+            hint="name its file; of a pipe that is /dev/stdin.",
+        )
     if not may_be_there(path):
         raise UsageError(f"There is no script {target.name!r}.", hint="give the path of the training script.")
     try:
@@ -215,7 +220,7 @@ def split_command(words: Sequence[str]) -> tuple[list[str], Target | None]:
             if position + 1 >= len(words):
                 return list(words[:position]), None
             return list(words[:position]), Target(name=words[position + 1], is_module=True, arguments=rest)
-        if not word.startswith("-"):
+        if not word.startswith("-") or word == "-":
             return list(words[:position]), Target(
                 name=word, is_module=False, arguments=tuple(words[position + 1 :])
             )

@@ -32,6 +32,7 @@ def said(words, capsys):
         ([*SHAPE, "--zero", "x"], "argument --zero: 'x' is not a whole number."),
         (["profile", "--memory-limit", "0", "train.py"], "--memory-limit: '0' is not a usable size. Hint: it must"),
         ([*SHAPE, "--batch", str(10**20)], "--batch is 100000000000000000000. Hint: look for a digit too many."),
+        (["profile", "-", "word"], "A script is not read from standard input where `-` stands."),
         ([*SHAPE, "--lora-rank", str(10**20)], "the rank of LoRA is 100000000000000000000. Hint: it is 1 to"),
     ],
 )  # fmt: skip
