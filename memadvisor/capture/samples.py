@@ -98,7 +98,8 @@ def batch_of(
 ) -> tuple[int | None, int | None]:
     """Samples are the first dimension of the first input, or of all in a dictionary, tokens the elements of a 2-D
     whole-number one; a single number a sample is a class of it. Of a list of dictionaries of tokens, the sides of pairs of
-    sentences, each has a row for a pair, and all tokens count. Of a list of images, with a dictionary of what is in each
+    sentences, each has a row for a pair, and all tokens count. A batch's number beside a list says that the list is the batch,
+    as Lightning hands it through DistributedDataParallel. Of a list of images, with a dictionary of what is in each
     beside, or of many sizes, they are the images. Numpy's arrays are asked where there is no tensor.
 
     `is_length_first`: samples are the second dimension. A float vector is no batch: one sample's features, or a number
@@ -107,7 +108,7 @@ def batch_of(
     batch is no smaller graph, and nobody knows how many graphs there are.
     """
     values = (*args, *kwargs.values())
-    plain = _shaped(values)
+    plain = _shaped(values) or _of_numbered_batch(values)
     sides = [plain] if plain else _alike_in_dictionaries(values)
     tensors = [tensor for side in sides for tensor in side]
     if not tensors:
@@ -160,6 +161,17 @@ def _num_elements(values: Iterable[Any], depth: int) -> int:
         elif depth and isinstance(value, Mapping):
             num_elements += _num_elements(value.values(), depth - 1)
     return num_elements
+
+
+def _of_numbered_batch(values: Sequence[Any]) -> list[torch.Tensor]:
+    """What is in a list that is the first of two arguments, the second a whole number, if all have as many rows: Lightning's
+    `training_step(batch, batch_idx)`. None of images in a list, whose rows would be colours."""
+    whole = values[0] if len(values) == 2 and type(values[1]) is int else ()
+    if not isinstance(whole, (list, tuple)) or not 1 < len(whole) <= _MOST_VALUES:
+        return []
+    tensors = _shaped(whole)
+    is_images = all(tensor.dim() == 3 for tensor in tensors)
+    return [] if is_images or len({tensor.size(0) for tensor in tensors}) > 1 else tensors
 
 
 def _alike_in_dictionaries(values: Sequence[Any]) -> list[list[torch.Tensor]]:

@@ -55,6 +55,11 @@ WORDS = torch.randint(0, 9, (30, 7))
         ((WORDS[:2], WORDS[2:4]), (2, 14)),  # source and target
         ((torch.randn(30, 3, 8, 8), torch.tensor(5)), (30, None)),
         ((torch.randn(30, 9, 4), torch.randn(12, 4)), (30, None)),  # queries beside a batch
+        (([WORDS, WORDS], 0), (30, 210)),  # Lightning's training_step(batch, batch_idx)
+        (([FEATURES, torch.zeros(30)], 4), (30, None)),
+        (([FEATURES, torch.zeros(12, 4)], 4), (None, None)),
+        (([torch.randn(3, 8, 8), torch.randn(3, 8, 8)], 4), (None, None)),  # images, and how many steps
+        (([WORDS, WORDS],), (None, None)),
         ((None, 3, "word"), (None, None)),
     ],
 )
