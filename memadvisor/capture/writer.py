@@ -293,6 +293,7 @@ class RankWriter:
             has_ddp_join=None if wrapped is None else any(map(joins_ranks, wrapped)),
             has_zero_optimizer=None if wrapped is None else has_zero_optimizer(),
             has_replicate=None if wrapped is None else any(map(is_around_a_list, wrapped)),
+            has_ddp_any_order=None if wrapped is None else any(map(has_any_order, wrapped)),
             has_compiled_model=has_compiled_model(),
             float32_matmul=precision["matmul"],
             float32_convolution=precision["convolution"],
@@ -303,6 +304,11 @@ class RankWriter:
 def joins_ranks(ddp: Any) -> bool:
     """Whether ranks may run out of data before others: torch's Join shadows their collectives."""
     return bool(getattr(getattr(ddp, "_join_config", None), "enable", False))
+
+
+def has_any_order(ddp: Any) -> bool:
+    """Whether a parameter may have no gradient in a step, or others than the last."""
+    return bool(getattr(ddp, "find_unused_parameters", False) or getattr(ddp, "static_graph", False))
 
 
 def has_zero_optimizer() -> bool:

@@ -68,6 +68,7 @@ class Plays:
     ) -> None:
         self.fingerprint = fingerprint_of(run.ranks[0])
         self.models = planned_models(run.ranks[0], num_ranks)
+        self.has_any_order = any(rank.process.has_ddp_any_order for rank in run.ranks)
         self.times = times
         self.num_ranks = num_ranks
         self.budget_bytes = budget_bytes

@@ -13,6 +13,8 @@ def may_update_early(step: CapturedStep, plays: Plays, stage: int) -> bool:
     """Whether units may be updated in the backward."""
     asked = plays.asked
     goes_beside = not (step.shard_groups or asked.optimizer_bits or len(plays.models) > 1)
+    if plays.has_any_order:
+        return False  # the engine then updates them in the optimizer step
     return stage >= 2 and step.leaves_gradients_alone and goes_beside and asked.chunked_loss is None
 
 

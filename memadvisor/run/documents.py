@@ -17,7 +17,8 @@ class ProcessInfo:
     communication hook of the script's (`register_comm_hook`); `has_ddp_join`: whether one was in torch's `Join`, for ranks
     with fewer batches than others; `ddp_ranks`: how many ranks its process group has, of several the smallest;
     `has_zero_optimizer`: whether there was a ZeroRedundancyOptimizer; `has_replicate`: whether one was around a list of
-    parameters, as torch's composable `replicate` makes it. None where the script has one rank.
+    parameters, as torch's composable `replicate` makes it; `has_ddp_any_order`: whether one lets gradients come in any order
+    (`find_unused_parameters`, `static_graph`). None where the script has one rank.
     `has_compiled_model`: whether what the script calls is what torch.compile has made of a whole model; None in older runs.
     `float32_matmul`, `float32_convolution`: in what the device computes products of float32 tensors when the first step had
     ended, ieee or tf32; None on CPUs."""
@@ -49,6 +50,7 @@ class ProcessInfo:
     ddp_ranks: int | None = None
     has_zero_optimizer: bool | None = None
     has_replicate: bool | None = None
+    has_ddp_any_order: bool | None = None
     has_compiled_model: bool | None = None
     float32_matmul: str | None = None
     float32_convolution: str | None = None

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from memadvisor.capture.writer import has_zero_optimizer, joins_ranks
+from memadvisor.capture.writer import has_any_order, has_zero_optimizer, joins_ranks
 from memadvisor.run.cut import is_around_a_list
 from memadvisor.run.living import living
 
@@ -35,7 +35,10 @@ def test_what_has_a_models_parameters_and_not_the_model_is_seen():
         model(torch.ones(1, 2))
         gc.collect()
         assert list(map(is_around_a_list, living(nn.parallel.DistributedDataParallel))) == [True]
-        assert not is_around_a_list(nn.parallel.DistributedDataParallel(nn.Linear(2, 2)))
+        plain = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+        assert not is_around_a_list(plain) and not has_any_order(plain)
+        for option in ("find_unused_parameters", "static_graph"):
+            assert has_any_order(nn.parallel.DistributedDataParallel(nn.Linear(2, 2), **{option: True}))
         del model
     finally:
         dist.destroy_process_group()

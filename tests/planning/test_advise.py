@@ -394,6 +394,13 @@ def test_updates_in_the_backward_are_offered_where_they_are_needed_and_the_scrip
     search = Search(Plays(run, times, 2, needs[True][1]))
     fitting = [ranked for ranked in search.plans(alone) if ranked.fits]
     assert fitting and all(ranked.plan.update_in_backward for ranked in fitting)
+    # Where gradients may come in any order the engine leaves updates to the optimizer step.
+    ranks = tuple(
+        dataclasses.replace(rank, process=dataclasses.replace(rank.process, has_ddp_any_order=True))
+        for rank in run.ranks
+    )
+    any_order = Plays(dataclasses.replace(run, ranks=ranks), times, 2, needs[True][1])
+    assert not any(ranked.plan.update_in_backward for ranked in Search(any_order).plans(alone))
     plan, prediction = fitting[0].plan, fitting[0].prediction
     assert "units updated in the backward, since" in explain(plan, prediction, None, needs[True][1])
     # With ample memory a plan without them is not given up for less than a hundredth of its time.
