@@ -17,6 +17,8 @@ from memadvisor.api import Profile
 from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.late_sharding import LateSharding
 from memadvisor.cost.simulate import simulate
+from memadvisor.engines.apply import install
+from memadvisor.errors import PlanError
 from memadvisor.plan import Plan
 from memadvisor.plan_file import plan_from_json, plan_to_json
 from memadvisor.write_schedule import write_schedule
@@ -109,3 +111,15 @@ def looped(
 
 def traced_peak(path: Path, number: int) -> int | None:
     return memadvisor.load(path).ranks[number].traced_step.peak_allocated_bytes
+
+
+def refusal_of(plan: Plan, train: Callable[[], Any]) -> str:
+    """What is said of a plan where training under it begins; nothing where it is taken."""
+    applied = install(plan)
+    try:
+        train()
+        return ""
+    except PlanError as error:
+        return error.one_line()
+    finally:
+        applied.remove()

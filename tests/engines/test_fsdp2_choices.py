@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import eq
 from pathlib import Path
 
@@ -16,11 +17,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
 
-from memadvisor.engines.apply import apply, install
-from memadvisor.errors import PlanError
+from memadvisor.engines.apply import apply
 from memadvisor.plan import Plan
 from memadvisor.run.fully_sharded import param_groups
-from tests.engines.fsdp2_loop import foreseen, looped, profile_in_turn
+from tests.engines.fsdp2_loop import foreseen, looped, profile_in_turn, refusal_of
 from tests.engines.ranks import run_ranks
 from tests.engines.test_fsdp2 import NATIVE
 from tests.engines.test_fsdp2_hybrid import Block, block_units
@@ -196,14 +196,7 @@ def second_runs(rank: int) -> list[str]:
         names = ["tokens", *(f"blocks.{number}" for number in range(BLOCKS)), "norm", "head"]
         plan = by_units(case, names, algorithms=NATIVE)
         units = (replace(plan.units[0], recompute=True, reshard=not is_kept), *plan.units[1:])
-        applied = install(replace(plan, units=units))
-        try:
-            training.losses(1)
-            said.append("")
-        except PlanError as error:
-            said.append(error.one_line())
-        finally:
-            applied.remove()
+        said.append(refusal_of(replace(plan, units=units), partial(training.losses, 1)))
     return said
 
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,11 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
 
 import memadvisor
-from memadvisor.engines.apply import apply, install
-from memadvisor.errors import PlanError
+from memadvisor.engines.apply import apply
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.plan_file import plan_from_json
 from memadvisor.run.fully_sharded import param_groups
-from tests.engines.fsdp2_loop import foreseen, is_near, looped, on_first, profile_in_turn
+from tests.engines.fsdp2_loop import foreseen, is_near, looped, on_first, profile_in_turn, refusal_of
 from tests.engines.ranks import run_ranks
 from tests.engines.test_fsdp2 import NATIVE
 from tests.engines.trainings import make_plan
@@ -236,14 +236,7 @@ def refusals(rank: int) -> list[str]:
         (make_plan(RANKS, 3), (2, 2)),
     ):
         training = Training(rank, Gpt, 1, shape=shape)
-        applied = install(plan)
-        try:
-            training.losses(1)
-            said.append("")
-        except PlanError as error:
-            said.append(error.one_line())
-        finally:
-            applied.remove()
+        said.append(refusal_of(plan, partial(training.losses, 1)))
     return said
 
 

@@ -215,6 +215,15 @@ def test_of_two_plans_that_fit_the_one_that_overlaps_is_kept():
     }  # fmt: skip
 
 
+def alike(seconds):
+    """Of two ranks, whose collectives of 1 MB all take as long."""
+    curves = [
+        CollectiveCurve(operation=name, num_ranks=2, sizes_bytes=(10**6,), durations_s=(seconds,))
+        for name in ("all_reduce", "all_gather", "reduce_scatter")
+    ]
+    return times_from_curves(curves, 2, "a test")
+
+
 def test_more_reductions_are_under_way_where_that_is_clearly_faster():
     """One block's backward is longer than its reduction, and the others' are shorter."""
     run = make_run(num_blocks=4)
@@ -225,19 +234,13 @@ def test_more_reductions_are_under_way_where_that_is_clearly_faster():
     )
     uneven = dataclasses.replace(step, segments=segments)
 
-    def curves(reduce_s):
-        return [
-            CollectiveCurve(operation=name, num_ranks=2, sizes_bytes=(10**6,), durations_s=(reduce_s,))
-            for name in ("all_reduce", "all_gather", "reduce_scatter")
-        ]
-
     def of_stage_2(step, reduce_s, budget_bytes):
-        plays = Plays(run, times_from_curves(curves(reduce_s), 2, "a test"), 2, budget_bytes)
+        plays = Plays(run, alike(reduce_s), 2, budget_bytes)
         return next(ranked for ranked in Search(plays).plans(step) if ranked.plan.zero_stage == 2)
 
     deep, quick = (of_stage_2(uneven, reduce_s, 2**40) for reduce_s in (0.03, 1e-6))
     arrangement = Arrangement(deep.plan.units, 1, deep.plan.gather_depth)
-    plays = Plays(run, times_from_curves(curves(0.03), 2, "a test"), 2, 2**40)
+    plays = Plays(run, alike(0.03), 2, 2**40)
     one = plays.play(uneven, arrangement)
 
     assert (deep.plan.reduce_depth, quick.plan.reduce_depth) == (2, 1)
@@ -252,11 +255,7 @@ def test_units_are_updated_one_after_another_where_a_forward_waits_for_what_was_
     assert not step.updates_together
 
     def of_stage_1(gather_s):
-        curves = [
-            CollectiveCurve(operation=name, num_ranks=2, sizes_bytes=(10**6,), durations_s=(gather_s,))
-            for name in ("all_reduce", "all_gather", "reduce_scatter")
-        ]
-        plays = Plays(run, times_from_curves(curves, 2, "a test"), 2, 2**40)
+        plays = Plays(run, alike(gather_s), 2, 2**40)
         return next(ranked for ranked in Search(plays).plans(step) if ranked.plan.zero_stage == 1)
 
     waits, free = of_stage_1(0.02), of_stage_1(1e-6)
@@ -274,11 +273,7 @@ def test_so_are_units_of_several_stages():
     )
 
     def of_two_stages(gather_s):
-        curves = [
-            CollectiveCurve(operation=name, num_ranks=2, sizes_bytes=(10**6,), durations_s=(gather_s,))
-            for name in ("all_reduce", "all_gather", "reduce_scatter")
-        ]
-        plays = Plays(run, times_from_curves(curves, 2, "a test"), 2, 2**40)
+        plays = Plays(run, alike(gather_s), 2, 2**40)
         mixed = Arrangement(units, 1, 1)
         usual = plays.ranked(step, mixed, plays.play(step, mixed).prediction())
         return usual, one_after_another(step, plays, usual)
