@@ -40,8 +40,10 @@ def _buckets_made_anew(rank: RankRun, sent: list[Storage]) -> list[Storage]:
     step = rank.traced_step
     if not rank.process.has_ddp or step is None:
         return []
-    ends_s = step.end_s
+    end_s = step.end_s
+
+    def stays(row: Storage) -> bool:
+        return row.death_s is None or row.death_s > end_s
+
     old = (row for row in rank.storages if row.category == "communication" and row.phase == "baseline")
-    if all(row.death_s is None or row.death_s > ends_s for row in old):
-        return []
-    return [row for row in sent if row.death_s is None or row.death_s > ends_s]
+    return [] if all(map(stays, old)) else [row for row in sent if stays(row)]

@@ -236,11 +236,16 @@ def bucket_sizes(device: torch.device) -> tuple[list[int], list[int]]:
                 told = ddp._get_ddp_logging_data()
                 words = next(told[name] for name in _BUCKET_SIZES if told.get(name))
                 sizes += [int(size) for size in words.split(", ")]
-                if ddp.find_unused_parameters or ddp.static_graph:
+                if has_any_order(ddp):
                     notes += [_USED_BYTES * len(trained)] * (2 if device.type == "cpu" else 1)
         except Exception:
             continue  # half-made, or worded otherwise by another torch: what nobody names is unexplained
     return sizes, notes
+
+
+def has_any_order(ddp: DistributedDataParallel) -> bool:
+    """Whether a parameter may have no gradient in a step, or others than the last."""
+    return bool(getattr(ddp, "find_unused_parameters", False) or getattr(ddp, "static_graph", False))
 
 
 def parameter_rows(

@@ -8,6 +8,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from memadvisor.run.documents import LATER_HOOK
 from memadvisor.run.living import living
 from memadvisor.units import format_bytes
 
@@ -28,7 +29,7 @@ def what_begins_later(step: int) -> str | None:
             size_bytes = sum(p.numel() * p.element_size() for p in ddp.parameters() if p.requires_grad)
             kept = f", an error of up to the size of all gradients ({format_bytes(size_bytes)}) among it"
         return (
-            f"The communication hook of DistributedDataParallel ({type(state).__name__}) begins at its iteration "
+            f"{LATER_HOOK}{type(state).__name__}) begins at its iteration "
             f"{begins_at}, and the traced step is before that: what it allocates and sends from then on{kept}, is in no figure. "
             f"--trace-step {step + begins_at - state.iter + 2} traces one of those."
         )

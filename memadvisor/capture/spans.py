@@ -180,7 +180,9 @@ class SpanLog:
             # Of a reentrant checkpoint, whose first forward has no graph, the second one's is what the backward takes.
             if info.is_unit and self.has_unit_spans:
                 nodes = _nodes_of(output, first_node)
-                start = self._start_of(info.unit) if len(nodes) < 2 else self._start_of_call(info.unit)
+                start = (
+                    self._start_of(info.unit) if len(nodes) < 2 else _FirstStart(weakref.ref(self), info.unit)
+                )
                 for node in nodes:
                     _begin_backward_at(node, start)
 
@@ -244,9 +246,6 @@ class SpanLog:
         if start is None:
             start = self._starts[unit] = _BackwardStart(weakref.ref(self), unit)
         return start
-
-    def _start_of_call(self, unit: str) -> _FirstStart:
-        return _FirstStart(weakref.ref(self), unit)
 
     def announce_backward_of(self, unit: str) -> None:
         self._on_unit_backward(unit)

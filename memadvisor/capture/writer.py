@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from memadvisor.capture.allocator_snapshot import AllocatorSnapshot
 from memadvisor.capture.autocast_rows import autocast_off_rows, idle_cast_rows
-from memadvisor.capture.census import optimizer_state_rows, parameter_rows, stranger_note
+from memadvisor.capture.census import has_any_order, optimizer_state_rows, parameter_rows, stranger_note
 from memadvisor.capture.clock import monotonic_less_wall_ns
 from memadvisor.capture.closed_step import ClosedStep, SpanFields
 from memadvisor.capture.models import Models
@@ -304,11 +304,6 @@ class RankWriter:
 def joins_ranks(ddp: Any) -> bool:
     """Whether ranks may run out of data before others: torch's Join shadows their collectives."""
     return bool(getattr(getattr(ddp, "_join_config", None), "enable", False))
-
-
-def has_any_order(ddp: Any) -> bool:
-    """Whether a parameter may have no gradient in a step, or others than the last."""
-    return bool(getattr(ddp, "find_unused_parameters", False) or getattr(ddp, "static_graph", False))
 
 
 def has_zero_optimizer() -> bool:

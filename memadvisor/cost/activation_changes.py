@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 from memadvisor.cost.kept import KeepableStorage
 from memadvisor.cost.moved_activations import Moves
@@ -58,10 +59,33 @@ class SegmentChange:
     begins_inside: bool = False
 
 
+class FirstLife(NamedTuple):
+    """Of a tensor between units, as the first forward made it: who did, and the last segment that it is alive in; there,
+    `ends_inside`, for a second run alone."""
+
+    tensor: BoundaryTensor
+    maker: str | None
+    needed: int
+    ends_inside: bool
+
+
+def first_lives(step: CapturedStep, stretches: Stretches, holding: Set[str]) -> list[FirstLife]:
+    """Of those that units which run again take or save. `holding`: units with a part that holds what the unit is called
+    with."""
+    lives = []
+    for tensor, users in zip(step.boundaries, step.users, strict=True):
+        if not users.isdisjoint(stretches.units):
+            maker = step.maker_of(tensor)
+            needed = needed_until(tensor, stretches, maker, step)
+            ends_inside = needed_for_second_run(tensor, stretches, needed, holding, step)
+            lives.append(FirstLife(tensor, maker, needed, ends_inside))
+    return lives
+
+
 def changes_of_recomputation(
-    step: CapturedStep, stretches: Stretches, holding: Set[str] = frozenset()
+    step: CapturedStep, stretches: Stretches, holding: Set[str], lives: Iterable[FirstLife]
 ) -> Iterable[SegmentChange]:
-    """`holding`: units with a part that holds what the unit is called with."""
+    """`holding`, `lives`: as of first_lives."""
     passes: dict[tuple[str, int], int] = {}  # by unit and forward, where the last that it keeps goes
     for item in step.inner if stretches.units else ():
         if item.unit not in stretches:
@@ -83,12 +107,7 @@ def changes_of_recomputation(
         if item.unit in stretches:
             first, last = item.freed_after_segment + 1, item.death_segment
             yield SegmentChange(item.category, first, last, -item.size_bytes)
-    for tensor, users in zip(step.boundaries, step.users, strict=True):
-        if users.isdisjoint(stretches.units):
-            continue
-        maker = step.maker_of(tensor)
-        needed = needed_until(tensor, stretches, maker, step)
-        ends_inside = needed_for_second_run(tensor, stretches, needed, holding, step)
+    for tensor, maker, needed, ends_inside in lives:
         death, size_bytes = tensor.death_segment, tensor.size_bytes
         if needed < death:
             first = needed if ends_inside else needed + 1
@@ -211,18 +230,13 @@ def _takers(
 
 
 def let_go_in_runs(
-    step: CapturedStep, stretches: Stretches, holding: Set[str]
+    step: CapturedStep, stretches: Stretches, lives: Iterable[FirstLife]
 ) -> dict[tuple[int, str], dict[str, int]]:
     """By the segment before which a stretch of several units is run again, and the unit whose run is the last that needs it:
     the bytes, by category, that are gone for the units behind it in that run."""
     found: dict[tuple[int, str], dict[str, int]] = {}
-    if stretches.are_alone:
-        return found
-    for tensor, users in zip(step.boundaries, step.users, strict=True):
-        if users.isdisjoint(stretches.units):
-            continue
-        needed = needed_until(tensor, stretches, step.maker_of(tensor), step)
-        if needed_for_second_run(tensor, stretches, needed, holding, step):
+    for tensor, _, needed, ends_inside in lives if not stretches.are_alone else ():
+        if ends_inside:
             last = max(_takers(tensor, stretches, needed, step), key=lambda unit: -tensor.input_of[unit])
             sizes = found.setdefault((needed, last), {})
             sizes[tensor.category] = sizes.get(tensor.category, 0) + tensor.size_bytes

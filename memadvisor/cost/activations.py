@@ -14,6 +14,7 @@ from memadvisor.cost.activation_changes import (
     changes_of_kept,
     changes_of_moved,
     changes_of_recomputation,
+    first_lives,
     let_go_in_runs,
 )
 from memadvisor.cost.kept import ForwardOperators
@@ -63,8 +64,9 @@ class Activations:
         during = SegmentChanges(num_segments)
         at_start = SegmentChanges(num_segments)
         holding = self.parted.holding()
-        again = changes_of_recomputation(step, stretches, holding)
-        self._let_go = let_go_in_runs(step, stretches, holding)
+        lives = first_lives(step, stretches, holding)
+        again = changes_of_recomputation(step, stretches, holding, lives)
+        self._let_go = let_go_in_runs(step, stretches, lives)
         changes = (*again, *changes_of_kept(step, stretches, outputs))
         for change in (*changes, *self.parted.changes(), *changes_of_moved(self.moves)):
             during.add(change.category, change.first, change.last - change.ends_inside, change.delta_bytes)

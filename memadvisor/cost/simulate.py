@@ -235,7 +235,7 @@ class _Player:
         view: View = "captured" if self.engine.replays else "passing_gradients"
         here = _Here(point, position, following, view, is_last)
         for action in actions:
-            if point in _UPDATES and action.kind is ActionKind.GATHER and action.overlaps:
+            if point in _POINTS["optimizer"] and action.kind is ActionKind.GATHER and action.overlaps:
                 continue  # it falls into the next step, as that of the step before did into this one
             if point is Point.BEFORE_OPTIMIZER and action.unit in self.paged:
                 self._update_paged(action, here)
@@ -391,7 +391,6 @@ _POINTS = {
     "backward": (Point.BEFORE_BACKWARD, Point.AFTER_BACKWARD),
     "optimizer": (Point.BEFORE_OPTIMIZER, Point.AFTER_OPTIMIZER),
 }
-_UPDATES = (Point.BEFORE_OPTIMIZER, Point.AFTER_OPTIMIZER)
 _TRANSFERS = frozenset((ActionKind.OFFLOAD, ActionKind.PREFETCH))
 _AFTER = tuple(after for _, after in _POINTS.values())
 # A reduction may run under the rest of a backward, whose end waits for all of them.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memadvisor.errors import UsageError
-from memadvisor.run.documents import ProcessInfo
+from memadvisor.run.documents import LATER_HOOK, ProcessInfo
 from memadvisor.run.run import Run
 
 
@@ -18,9 +18,6 @@ class OwnUpdates:
     what: str
     instead: str
 
-
-# How capture/later_hooks.py begins what it says.
-LATER_HOOK = "The communication hook of DistributedDataParallel ("
 
 _HOOK = OwnUpdates(
     "a communication hook of DistributedDataParallel (register_comm_hook)",

@@ -119,9 +119,11 @@ def is_of_its_own(run: Run) -> bool:
 
     FSDP1 gathers a unit's parameters once more when it runs again, which is not played.
     """
-    return run.manifest.world_size > 1 and all(
+    is_shared = any(rank.shard_groups for rank in run.ranks)
+    if run.manifest.world_size < 2 or (is_shared and own_sharding(run) is None):
+        return False
+    return all(
         (rank.process.has_ddp is False or own_updates(rank.process) is not None)
-        and (not rank.shard_groups or own_sharding(run) is not None)
         and all(module.type_name != "FullyShardedDataParallel" for module in rank.modules)
         for rank in run.ranks
     )

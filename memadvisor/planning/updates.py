@@ -13,9 +13,9 @@ def may_update_early(step: CapturedStep, plays: Plays, stage: int) -> bool:
     """Whether units may be updated in the backward."""
     asked = plays.asked
     goes_beside = not (step.shard_groups or asked.optimizer_bits or len(plays.models) > 1)
-    if plays.has_any_order:
-        return False  # the engine then updates them in the optimizer step
-    return stage >= 2 and step.leaves_gradients_alone and goes_beside and asked.chunked_loss is None
+    comes_in_order = not plays.has_any_order  # else the engine updates them in the optimizer step
+    is_alone = step.leaves_gradients_alone and asked.chunked_loss is None
+    return stage >= 2 and is_alone and goes_beside and comes_in_order
 
 
 def may_update_by_unit(step: CapturedStep, plays: Plays, usual: RankedPlan) -> bool:

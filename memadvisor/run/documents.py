@@ -56,6 +56,10 @@ class ProcessInfo:
     float32_convolution: str | None = None
 
 
+# How a note begins on a communication hook that the traced step is before.
+LATER_HOOK = "The communication hook of DistributedDataParallel ("
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
     """Something that the reader should know: level is info, warning or error."""

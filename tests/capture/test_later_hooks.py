@@ -11,7 +11,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 import memadvisor
-from memadvisor.planning.own_updates import LATER_HOOK
+from memadvisor.run.documents import LATER_HOOK
 
 
 @pytest.fixture(autouse=True)

@@ -16,10 +16,9 @@ from memadvisor.errors import PlanError, UsageError
 from memadvisor.plan import Plan, RankPlan, UnitPlan
 from memadvisor.plan_checks import check_plan
 from memadvisor.plan_file import load_plan, save_plan
-from memadvisor.planning.own_updates import LATER_HOOK
 from memadvisor.planning.stage_choice import Chosen
 from memadvisor.planning.tensor_parallel import TensorSearch, advise_tensor_parallel, is_of_its_own
-from memadvisor.run.documents import Note
+from memadvisor.run.documents import LATER_HOOK, Note
 from memadvisor.run.parallel_records import TensorParallel
 from memadvisor.run.records import Module
 from memadvisor.run.store import load_run

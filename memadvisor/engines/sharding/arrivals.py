@@ -76,9 +76,8 @@ class Arrivals:
         for action in sharded.schedule.gathers_of_updated:
             unit = sharded.units.get(action.unit)
             for flat in unit.trainable if unit is not None else ():
-                if flat.index not in stepped or flat.full is None or flat.shard is None:
-                    continue
-                if flat.arriving is not None:
+                is_due = flat.index in stepped and flat.arriving is None
+                if not is_due or flat.full is None or flat.shard is None:
                     continue
                 if action.overlaps and self._may_begin(flat):
                     self._begin(flat)

@@ -82,11 +82,10 @@ class UpdatesByUnit:
         """Update units, without parameters of the ids `but`; gives the ids of those updated."""
         if not self.applies(optimizer):
             return set()
-        together = self._ids(optimizer, self._is_together) - set(but)
-        alone = self._ids(optimizer, self._may_be_apart) - set(but)
+        together, apart = self._left(optimizer, set(but))
         updated: set[int] = set()
         for unit in self._units:
-            left = together | alone if unit.is_gathered else together
+            left = together | apart if unit.is_gathered else together
             own = {id(p) for each in unit.parameters if (p := each()) is not None and id(p) in left} - updated
             if own:
                 step_only(optimizer, own, self._slot_of, self._label)
@@ -103,8 +102,16 @@ class UpdatesByUnit:
             if all(id(slot.parameter) in updated for slot in flat.slots):
                 self._updated_flat(flat)
 
-    def _ids(self, optimizer: Optimizer, holds: Callable[[dict[str, Any]], bool]) -> set[int]:
-        return {id(p) for group in optimizer.param_groups if holds(group) for p in group["params"]}
+    def _left(self, optimizer: Optimizer, but: set[int]) -> tuple[set[int], set[int]]:
+        """Ids of parameters that are updated together, and of those that may be updated apart from each other as they are."""
+        together: set[int] = set()
+        apart: set[int] = set()
+        for group in optimizer.param_groups:
+            if self._is_together(group):
+                together.update(map(id, group["params"]))
+            elif any(unit.is_gathered for unit in self._units) and self._may_be_apart(group):
+                apart.update(map(id, group["params"]))
+        return together - but, apart - but
 
     def _is_together(self, group: dict[str, Any]) -> bool:
         """Whether torch's optimizers would update all of a group's parameters together."""
@@ -118,7 +125,7 @@ class UpdatesByUnit:
 
     def _may_be_apart(self, group: dict[str, Any]) -> bool:
         """Whether a group that is not updated together is updated as it is by any of its parameters alone."""
-        if group.get("differentiable") or self._is_together(group):
+        if group.get("differentiable"):
             return False
         is_asked = bool(group.get("fused")) or group.get("foreach") is not None
         return is_asked or all(tensor.device.type == "cpu" for tensor in self._updated(group))
