@@ -51,7 +51,9 @@ def wheel(sdist, tmp_path_factory):
     """Built from the sdist, as an installer would."""
     unpacked = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(sdist) as archive:
-        archive.extractall(unpacked, filter="data")
+        if hasattr(tarfile, "data_filter"):  # Python 3.11.4 and later; later versions warn where none is set
+            archive.extraction_filter = tarfile.data_filter
+        archive.extractall(unpacked)
     return _build("build_wheel", next(unpacked.iterdir()), tmp_path_factory.mktemp("wheel"))
 
 
