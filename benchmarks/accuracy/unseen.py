@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from benchmarks.accuracy.blind import BLIND, FIRST
+from benchmarks.accuracy.blind_campaigns import CAMPAIGNS, FIRST_CAMPAIGNS
 from benchmarks.accuracy.blind_comparisons import COMPARISONS, FIRST_COMPARISONS
 from benchmarks.accuracy.blind_confirmed import CONFIRMED, FIRST_CONFIRMED
 from benchmarks.accuracy.blind_finetuning import FINETUNING, FIRST_FINETUNING
@@ -187,6 +188,7 @@ UNSEEN = (
     *TWO_TRAINERS,
     *MEASURED,
     *CONFIRMED,
+    *CAMPAIGNS,
 )
 
 
@@ -252,6 +254,7 @@ def _blind(frames: Mapping[str, pd.DataFrame]) -> list[str]:
         | FIRST_TWO_TRAINERS
         | FIRST_MEASURED
         | FIRST_CONFIRMED
+        | FIRST_CAMPAIGNS
     ).items():
         frame = frames[name]
         time, memory = (

@@ -100,6 +100,13 @@ AT_MOST = {
     "mi100_pipeline": (0.55, 0.16),
     "torchtitan_async_tp": (0.17, None),
     "measured_h200": (0.3, 0.05),
+    "nemotron_gh200": (0.4, 0.06),
+    "together_b200": (0.34, 0.34),
+    "titan_gb200": (0.21, 0.82),
+    "primus_2026": (0.27, 0.1),
+    "nemo_a100_2407": (0.35, None),
+    "oke_titan_a100": (0.1, 0.2),
+    "cs336": (0.2, 0.13),
 }
 
 
