@@ -40,13 +40,15 @@ MEGATRON_CORE = Preset(
         saves_narrow=True,
         narrow_copy_bytes=2.0,
         weighs_inside=True,
+        bucket_elements=40e6,
+        bucket_elements_of_replica=1e6,
     ),
     meaning="as default, with the distributed optimizer (ZeRO stage 1) that its recipes switch on, gradients accumulated by "
     "the products that make them, which have half of the backward's collectives of tensor parallelism under them; products of experts launched one by one "
-    "(Transformer Engine's GroupedLinear), whose weights of a token multiply inside; products of 8 bits keep their inputs so, and matrices in 8 bits, as they are and transposed",
+    "(Transformer Engine's GroupedLinear), whose weights of a token multiply inside; products of 8 bits keep their inputs so, and matrices in 8 bits, as they are and transposed; buckets of 40 M elements, or 1 M for each replica",
     source="https://docs.nvidia.com/megatron-core/developer-guide/latest/api-guide/dist_optimizer.html; "
     "megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication; megatron/core/transformer/moe/experts.py, TEGroupedMLP "
-    "(permuted_probs); transformer_engine/pytorch/module/linear.py (saved_inputmat) and base.py (get_weight_workspace)",
+    "(permuted_probs); transformer_engine/pytorch/module/linear.py (saved_inputmat) and base.py (get_weight_workspace); megatron/core/distributed/distributed_data_parallel.py (bucket_size)",
     names=("megatron-core", "mcore"),
     zero_stage=1,
 )
@@ -59,11 +61,13 @@ NEMO = Preset(
         reduce_bytes=2,
         gathers_narrow=True,
         narrow_copy_bytes=0.0,
+        bucket_elements=128 * 2.0**20,
+        bucket_elements_of_replica=0.0,
     ),
     meaning="as megatron-core, with half of tensor parallelism's collectives in pieces under products (Transformer Engine's "
     "userbuffers), and gradients summed and reduced in 16 bits; 16 B a parameter; of matrices whose products are of 8 bits these alone are "
-    "gathered and held, as they are and transposed",
-    source="recipes of NeMo and Megatron Bridge (scripts/performance: tp_comm_overlap, grad_reduce_in_fp32, grad_sync_dtype, fp8_param_gather)",
+    "gathered and held, as they are and transposed; buckets of 128 M elements",
+    source="recipes of NeMo and Megatron Bridge (scripts/performance: tp_comm_overlap, grad_reduce_in_fp32, grad_sync_dtype, fp8_param_gather); nemo/lightning/pytorch/callbacks/megatron_comm_overlap.py (bucket_size)",
     names=("nemo", "megatron-bridge"),
     zero_stage=1,
 )

@@ -55,6 +55,10 @@ class Software:
     stage_rule: str = "balanced"
     # How much of gradients (of parameters, where they are gathered once a step) goes in one collective.
     bucket_bytes: float = 100e6
+    # The same in elements where a trainer's code has it so: the larger of `bucket_elements` and so many for each replica;
+    # all at once where gradients are not reduced under the backward. None: by `bucket_bytes`.
+    bucket_elements: float | None = None
+    bucket_elements_of_replica: float = 0.0
     # Each tensor is sharded, so that each has its own collective.
     shards_tensors: bool = False
     # What a collective of tensor parallelism costs the host beyond what torch takes to launch it.

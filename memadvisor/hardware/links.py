@@ -45,8 +45,14 @@ class DeviceLinks:
     reference: ReferenceNode | None = None
 
 
-def _nvlink(bytes_per_s: float, source: str = _SHEET) -> Link:
-    return Link(kind="NVLink", bytes_per_s=bytes_per_s, alpha_s=NVLINK_LATENCY_S, source=source)
+def _nvlink(bytes_per_s: float, source: str = _SHEET, num_peers: int | None = None) -> Link:
+    return Link(
+        kind="NVLink",
+        bytes_per_s=bytes_per_s,
+        alpha_s=NVLINK_LATENCY_S,
+        source=source,
+        num_peers=num_peers,
+    )
 
 
 def _fabric(bytes_per_s: float, source: str, num_peers: int | None = None) -> Link:
@@ -108,6 +114,13 @@ _DGX_B200 = _node(
     8,
     400,
     "NVIDIA DGX B200 data sheet, https://resources.nvidia.com/en-us-dgx-systems/dgx-b200-datasheet",
+)
+_ALPS = _node(
+    "a node of Alps, 4 GH200 with 4 x 200 Gbit/s Slingshot",
+    4,
+    200,
+    "CSCS, Alps hardware, https://docs.cscs.ch/alps/hardware: four modules and four network cards; JUPITER's nodes have four of 200 Gbit/s as well",
+    per_node=4,
 )
 _DGX_GB200 = _node(
     "DGX GB200 (NVL72), 72 x 400 Gbit/s InfiniBand NDR",
@@ -196,6 +209,12 @@ _HALF_C2C = Link(
     alpha_s=NVLINK_LATENCY_S,
     source="NVIDIA GB200 NVL72, https://www.nvidia.com/en-us/data-center/gb200-nvl72/: 900 GB/s both ways for two GPUs",
 )
+# No switch joins them: six of a superchip's eighteen links go to each of the other three.
+_GH200_MESH = _nvlink(
+    450e9,
+    "NVIDIA GH200 data sheet: NVLink 900 GB/s both ways; four of them as in arXiv:2408.11556, section 2",
+    num_peers=3,
+)
 _MI250X_MESH = _fabric(200e9, "AMD MI250X product page: 8 links of 100 GB/s both ways a module, of two dies")
 _MI300X_MESH = _fabric(448e9, "AMD MI300X data sheet: 7 links of 128 GB/s both ways", num_peers=7)
 _MI355X_MESH = _fabric(537.6e9, "AMD MI355X data sheet: 7 links of 153.6 GB/s both ways", num_peers=7)
@@ -276,8 +295,8 @@ LINKS: dict[str, DeviceLinks] = {
     "H100-NVL-94GB": _links(5),
     "H800-SXM-80GB": _links(5, _nvlink(200e9, _H800_NODE.source), _H800_NODE),
     "H200-SXM-141GB": _links(5, _nvlink(450e9), _DGX_H100),
-    "GH200-96GB": _links(5, host=_C2C),
-    "GH200-144GB": _links(5, host=_C2C),
+    "GH200-96GB": _links(5, _GH200_MESH, _ALPS, host=_C2C),
+    "GH200-144GB": _links(5, _GH200_MESH, _ALPS, host=_C2C),
     "B200-180GB": _links(5, _nvlink(900e9), _DGX_B200),
     "GB200-186GB": _links(5, _nvlink(900e9), _DGX_GB200, host=_HALF_C2C),
     "A100-PCIe-40GB": _links(4),

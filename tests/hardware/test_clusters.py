@@ -22,6 +22,15 @@ def test_nodes_and_links_of_the_vendors_own_node():
     assert cluster.host.bytes_per_s == 64e9
 
 
+def test_superchips_of_a_node_have_nvlink_among_them():
+    """Six of the eighteen links of each GH200 go to each of the other three; each has a network card."""
+    cluster = parse_cluster("4xGH200,nodes=2")
+
+    assert cluster.inside.kind == "NVLink"
+    assert (cluster.inside.bytes_per_s, cluster.inside.num_peers) == (450e9, 3)
+    assert cluster.across.bytes_per_s == 25e9
+
+
 def test_links_as_given():
     cluster = parse_cluster("4 x L40S, nodes=2, across=8x100Gbps, inside=pcie")
 

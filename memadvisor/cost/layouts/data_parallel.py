@@ -122,7 +122,7 @@ def step_traffic(step: TrainingStep, count: StageParameters, groups: ReplicaGrou
     layout, software, count = step.layout, step.software, count.updated
 
     def once(group: Group, operation: str, size_bytes: float) -> float:
-        messages = math.ceil(size_bytes / software.bucket_bytes)
+        messages = max(1, math.ceil(size_bytes / _bucket_bytes(step, operation)))
         if software.shards_tensors and operation != "all_reduce":
             messages = max(messages, count.tensors)
         return group.seconds(operation, size_bytes, messages=messages)
@@ -144,6 +144,17 @@ def step_traffic(step: TrainingStep, count: StageParameters, groups: ReplicaGrou
     return reduce, parameters + once(
         groups.expert_shard, "all_gather", count.experts * updated_bytes(software)
     )
+
+
+def _bucket_bytes(step: TrainingStep, operation: str) -> float:
+    """Of gradients, or of updated parameters, which are gathered by the same buckets."""
+    software = step.software
+    if software.bucket_elements is None:
+        return software.bucket_bytes
+    if not software.overlap_reduce:
+        return math.inf
+    elements = max(software.bucket_elements, software.bucket_elements_of_replica * step.layout.data)
+    return elements * (updated_bytes(software) if operation == "all_gather" else software.reduce_bytes)
 
 
 def optimizer_seconds(

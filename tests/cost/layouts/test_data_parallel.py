@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,7 @@ from memadvisor.cost.layouts.memory import (
 )
 from memadvisor.cost.pipelines.groups import passes_beside
 from memadvisor.layout import Layout, TrainingStep
+from memadvisor.software import find_preset
 from memadvisor.software_traits import Software
 from tests.planning.small_spaces import make_model
 
@@ -167,3 +169,20 @@ def test_gradients_of_two_parts_of_a_looped_pipeline_are_whole_under_stage_2():
     assert held(layout) == pytest.approx(1 / 8 + 2 / 4)
     assert held(replace(layout, chunks=1, schedule="1f1b")) == pytest.approx(1 / 8)
     assert held(replace(layout, num_microbatches=1)) == pytest.approx(1 / 8)
+
+
+@pytest.mark.parametrize("replicas, overlaps, reduce_messages", [(8, True, 10), (80, True, 5), (8, False, 1)])
+def test_megatron_sizes_its_buckets_by_elements_and_replicas(replicas, overlaps, reduce_messages):
+    """400 M elements by buckets of 40 M, of 1 M for each of more than 40 replicas, or all at once behind the backward."""
+    layout = Layout(data=replicas, zero_stage=1)
+    software = replace(find_preset("megatron-core").software, overlap_reduce=overlaps)
+    step = TrainingStep(layout=layout, seq_len=1024, software=software)
+    count = StageParameters(shared=400e6, experts=0.0, widest_layer=0.0)
+
+    def latency_alone(size, stride):
+        return replace(one_byte_a_second(size, stride), bytes_per_s=math.inf, ring_latency_s=1.0)
+
+    reduce_s, gather_s = step_traffic(
+        step, count, replica_groups(layout, latency_alone, host_bytes_per_s=None)
+    )
+    assert reduce_s == gather_s == reduce_messages
