@@ -98,10 +98,10 @@ def with_precision(software: Software, precision: str) -> Software:
             casts_shards=False,
         )
     word = _dtype_word(precision)
+    if word in ("fp4", "fp8"):
+        software = _with_scales(software, precision.lower(), is_fp4=word == "fp4")
     if word == "fp4":
         return dataclasses.replace(software, compute_dtype="float4_e2m1fn")
-    if word == "fp8" and re.search(r"row-?_?wise", precision.lower()):  # torchao's, which gathers 16 bits
-        software = dataclasses.replace(software, scales_rows=True, gathers_narrow=False)
     if word == "fp8":  # products in 8 bits, whatever scales them
         return dataclasses.replace(software, compute_dtype="float8_e4m3fn")
     if word == "16":
@@ -130,6 +130,25 @@ def with_precision(software: Software, precision: str) -> Software:
     if word == "tf32":
         return dataclasses.replace(with_precision(software, "fp32"), compute_dtype="tf32")
     return dataclasses.replace(software, compute_dtype={"bf16": "bfloat16", "fp16": "float16"}[word])
+
+
+def _with_scales(software: Software, precision: str, *, is_fp4: bool) -> Software:
+    """What has a scale. Only a tensor's are known before its shards are gathered (Megatron Bridge's fp8_param_gather, which NVFP4 has
+    not, training/mixed_precision.py; torchtitan's docs/float8.md); the copies of a matrix in four bits are as it is and transposed.
+    """
+    has_copies = software.gathers_narrow or software.narrow_copy_bytes > 0
+    if is_fp4:
+        scales = "blocks" if "mx" in precision else "blocks-of-tensor"
+        copies = 2 * 0.5625 if software.saves_narrow and has_copies else 0.0
+        return dataclasses.replace(software, scales=scales, gathers_narrow=False, narrow_copy_bytes=copies)
+    if re.search(r"row-?_?wise", precision):  # torchao's
+        return dataclasses.replace(software, scales="rows", gathers_narrow=False)
+    if re.search(r"mx|block|sub-?channel", precision):
+        gathers = software.gathers_narrow and not software.casts_again
+        return dataclasses.replace(software, scales="blocks", gathers_narrow=gathers)
+    if re.search(r"\bcs\b|current|dynamic", precision):
+        return dataclasses.replace(software, scales="current")
+    return software
 
 
 # The narrowest dtype counts, for products have it: `bf16 + fp32 accumulation` is bf16. A bare `mixed`, `amp` or apex's

@@ -19,6 +19,8 @@ FSDP = Preset(
         selective="operators",
         whole_in_pipelines=True,
         gathers_narrow=True,
+        scales="current",
+        casts_again=True,
         offload_gradients=True,
         casts_shards=True,
         logit_bytes=14.0,
@@ -29,10 +31,10 @@ FSDP = Preset(
     meaning="torch's FSDP or torchtitan: shards in fp32, gathered in bf16, reduced in fp32, 16 B a parameter; selective recomputation is "
     "torchtitan's, operator by operator; keys and values repeated for every query head, norms in one kernel; in a pipeline "
     "parameters stay gathered and gradients whole until the last microbatch, under looped schedules with two parts of the model "
-    "on each rank; parameters gathered in the 8 bits of products; the embedding and the head are the root unit's, which is not "
+    "on each rank; parameters gathered in the 8 bits of products, whose inputs are kept in 16 and cast again in the backward, by a scale of each tensor (torchao); the embedding and the head are the root unit's, which is not "
     "resharded until the backward's end; of a logit three tensors in fp32 (the log-softmax, the gradient of the "
     "mean, its own), and the block of the product in two bytes, which is too small for any of them; experts' results weighed in fp32; gradients let go behind each update",
-    source="torch.distributed.fsdp.MixedPrecisionPolicy; torch/distributed/fsdp/flat_param.py (post_unshard frees the 16-bit shard), fully_shard's reshard_after_forward (false for the root); https://github.com/pytorch/torchtitan, docs/fsdp.md, docs/float8.md, torchtitan/models/moe.py, its "
+    source="torch.distributed.fsdp.MixedPrecisionPolicy; torch/distributed/fsdp/flat_param.py (post_unshard frees the 16-bit shard), fully_shard's reshard_after_forward (false for the root); https://github.com/pytorch/torchtitan, docs/fsdp.md, docs/float8.md, torchao/float8/float8_linear.py (matmul_with_hp_or_float8_args) and torchao/prototype/moe_training/mxfp8_linear.py, torchtitan/models/moe.py, its "
     "activation checkpointing and pipelines (reshard_after_forward; generate_split_points: two stages a rank where no split is "
     "given) as of 2024 and 2025",
     names=(

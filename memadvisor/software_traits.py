@@ -140,8 +140,12 @@ class Software:
     whole_in_pipelines: bool = False
     # It gathers parameters in the 8 bits of products that take these.
     gathers_narrow: bool = False
-    # Of operands in 8 bits each row has a scale of its own (torchao's rowwise).
-    scales_rows: bool = False
+    # What has a scale of operands of fewer than 16 bits: `delayed` (a tensor, by its largest element of steps before), `current`
+    # (by that of now), `rows` (each row; torchao's rowwise), `blocks` (of 32 elements, MX, or more) or `blocks-of-tensor`
+    # (of 16, with one of the tensor besides, NVFP4).
+    scales: str = "delayed"
+    # Products keep their inputs in 16 bits, and cast them again in the backward (torchao).
+    casts_again: bool = False
     # Tensor-parallel ranks share out the loss with the vocabulary; else each has all logits.
     loss_parallel: bool = True
     # Of the gradient of each parameter that a rank updates, cast for it under ZeRO stages 1 and 2.
@@ -228,8 +232,12 @@ class Software:
     @property
     def saved_input_bytes(self) -> float:
         """Of an element of such an input; in four bits with a scale of a byte for each 16 of them (NVFP4)."""
-        narrow = 0.5625 if self.compute_dtype.startswith("float4") else 1.0
-        return narrow if self.keeps_narrow else 2.0
+        return self.narrow_bytes if self.keeps_narrow else 2.0
+
+    @property
+    def narrow_bytes(self) -> float:
+        """Of an element of an operand of fewer than 16 bits, with its scales."""
+        return 0.5625 if self.compute_dtype.startswith("float4") else 1.0
 
     @property
     def element_bytes(self) -> float:

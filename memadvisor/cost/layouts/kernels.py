@@ -12,17 +12,10 @@ from memadvisor.hardware.catalogue import find_entry
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.software_traits import NARROW
 
-# Of an element: read in two bytes, written in one twice, as it is and transposed; the other way round is for gradients of
-# weights.
-_CAST_BYTES, _FROZEN_CAST_BYTES = 4.0, 3.0
 # Of rates that `memadvisor calibrate` measured: what products of a step reach of the best one alone, as of cards whose best
 # product is known (the catalogue's shares), and what a copy reaches of the bandwidth that a sheet names, of which
 # `bandwidth_share` is.
 _BEST_PRODUCT_SHARE, _COPY_SHARE = 0.93, 0.88
-# Where each row has a scale, an operand is cast for each product anew: along its rows in one pass, along its columns with a
-# pass for their maxima before. Products of the backward, which accumulate in fp32, are scaled in 16 bits afterwards
-# (torchao/float8/float8_linear.py and float8_ops.py; github.com/pytorch/ao/pull/1325).
-_ROWS_BYTES, _COLUMNS_BYTES, _SCALED_BYTES = 3.0, 5.0, 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,28 +118,6 @@ def unaligned_matmul_seconds(
     """
     plain = device.plain_flops_per_s or device.peak_flops_per_s
     return matmul_seconds(replace(device, peak_flops_per_s=plain), rows, columns, depth, count)
-
-
-def cast_seconds(device: Device, elements: float, *, is_frozen: bool = False) -> float:
-    """What it takes to cast `elements` of an operand of products of fewer than 16 bits: read in 16 bits, written as they
-    are and transposed (Micikevicius et al. 2022, arXiv:2209.05433; Transformer Engine). Nothing where products take 16.
-    `is_frozen`: the weights that they meet have no gradients.
-    """
-    size = _FROZEN_CAST_BYTES if is_frozen else _CAST_BYTES
-    return stream_seconds(device, size * elements) if device.is_narrow else 0.0
-
-
-def row_casts_seconds(device: Device, inputs: float, results: float, weights: float) -> tuple[float, float]:
-    """The same, forward and backward, of products whose operands have a scale for each row, with that of the matrices, which
-    come in 16 bits."""
-    if not device.is_narrow:
-        return 0.0, 0.0
-    backward = _COLUMNS_BYTES * (inputs + weights) + (_ROWS_BYTES + _COLUMNS_BYTES) * results
-    backward += _SCALED_BYTES * (inputs + weights)
-    return (
-        stream_seconds(device, _ROWS_BYTES * (inputs + weights)),
-        stream_seconds(device, backward),
-    )
 
 
 def stream_seconds(device: Device, moved_bytes: float) -> float:

@@ -6,20 +6,19 @@ parallelism Korthikanti et al. 2022 (arXiv:2205.05198), section 4.2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from memadvisor.architecture import Architecture
 from memadvisor.cost.layouts.adapters import adapter_parameters, adapter_work
 from memadvisor.cost.layouts.attention import attention_columns, attention_seconds
+from memadvisor.cost.layouts.casts import cast_seconds
 from memadvisor.cost.layouts.coefficients import HOST_OPERATOR_S, Coefficients
 from memadvisor.cost.layouts.expert_exchanges import expert_exchange_seconds, exposed_exchange_seconds
 from memadvisor.cost.layouts.expert_launches import waiting_seconds
 from memadvisor.cost.layouts.kernels import (
     Device,
-    cast_seconds,
     matmul_seconds,
-    row_casts_seconds,
     stream_seconds,
 )
 from memadvisor.cost.layouts.key_index import index_products
@@ -41,7 +40,6 @@ from memadvisor.cost.layouts.recurrences import (
 from memadvisor.cost.layouts.saved import layer_tokens
 from memadvisor.cost.layouts.tensor_grids import grid_lines, grid_seconds, local_products, unsplit
 from memadvisor.layout import Layout, TrainingStep
-from memadvisor.software_traits import Software
 
 # A backward reads what the forward read, and the gradient that comes in, and writes one of each operand.
 _BACKWARD_STREAM = 2.0
@@ -123,7 +121,7 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
     stream_s = stream_seconds(device, stream)
     stream_s += device.coefficients.kernel_s * (len(products) + adapters.num_operators)
     widening_s = stream_seconds(device, adapters.widening_bytes)
-    input_cast_s, gradient_cast_s = _casts(device, products, software)
+    input_cast_s, gradient_cast_s = cast_seconds(device, products, software)
     parameters = _layer_parameters(model, step, layer)
     accumulate_s = stream_seconds(device, parameters * (accumulate_bytes(step) + weight_cast_bytes(step)))
     forward_calls_s, backward_calls_s = _collectives(model, step, layer, tokens, groups, core_forward_s)
@@ -202,23 +200,6 @@ def _host_calls_seconds(
     return calls * call_s
 
 
-def _casts(
-    device: Device, products: Sequence[tuple[float, float, float, float]], software: Software
-) -> tuple[float, float]:
-    """Seconds of casting what comes into the products forward, and the gradients of their results backward. Weights are cast
-    once a step, but where each row has a scale."""
-    inputs = sum(rows * depth * count for rows, _, depth, count in products)
-    results = sum(rows * columns * count for rows, columns, _, count in products)
-    is_frozen = software.lora is not None
-    if software.scales_rows and not is_frozen:
-        weights = sum(columns * depth * count for _, columns, depth, count in products)
-        return row_casts_seconds(device, inputs, results, weights)
-    return (
-        cast_seconds(device, inputs, is_frozen=is_frozen),
-        cast_seconds(device, results, is_frozen=is_frozen),
-    )
-
-
 def recompute_seconds(
     model: Architecture, step: TrainingStep, layer: int, device: Device, groups: Groups, forward_s: float
 ) -> float:
@@ -273,7 +254,7 @@ def _repeated_seconds(
     if not step.software.fused_attention:  # nothing of scores is kept
         stream_s += attention_seconds(model, step, layer, device)[0]
     stream_s += recurrence_seconds(model, step, layer, device)[0]  # it is none of the operators that are kept
-    stream_s += _casts(device, products, step.software)[0]
+    stream_s += cast_seconds(device, products, step.software)[0]
     again_s = sum(matmul_seconds(device, *shape) for shape in products) + stream_s + calls_s
     return max(again_s, device.coefficients.host_forward_s * step.software.launch_share)
 

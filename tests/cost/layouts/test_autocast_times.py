@@ -1,4 +1,4 @@
-"""What torch.autocast, fp32 and casts to 8 bits move more than 16 bits do, in bytes over the memory's bandwidth."""
+"""What torch.autocast and fp32 move more than 16 bits do, in bytes over the memory's bandwidth."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 from memadvisor.architectures.load import load_architecture
 from memadvisor.cost.layouts.attention import attention_seconds
 from memadvisor.cost.layouts.coefficients import FITTED
-from memadvisor.cost.layouts.kernels import cast_seconds, device_of, row_casts_seconds
+from memadvisor.cost.layouts.kernels import device_of
 from memadvisor.cost.layouts.layer_work import weight_cast_bytes
 from memadvisor.hardware.load import named_hardware
 from memadvisor.layout import Layout, TrainingStep
@@ -44,19 +44,3 @@ def test_scores_are_cast_for_the_softmax_and_back():
 def test_weights_are_cast_for_each_microbatch_and_their_gradients_back():
     step = TrainingStep(layout=Layout(), seq_len=SEQ, software=replace(CODE, autocast=True))
     assert (weight_cast_bytes(step), weight_cast_bytes(replace(step, software=CODE))) == (6, 0)
-
-
-def test_rows_with_a_scale_each_are_cast_for_each_product():
-    """Along its rows an operand is read in 2 bytes and written in one, along its columns read twice; results of the two products
-    of the backward are read and written once more."""
-    card = named_hardware("H100-SXM-80GB")
-    device = device_of(card, "float8_e4m3fn", FITTED)
-    rate = device.memory_bandwidth_bytes_per_s * FITTED.bandwidth_share
-    inputs, results, weights = 8e6, 4e6, 2e6
-
-    forward, backward = (each * rate for each in row_casts_seconds(device, inputs, results, weights))
-    assert forward == pytest.approx((2 + 1) * (inputs + weights))
-    along_columns = (2 + 2 + 1) * (inputs + results + weights)
-    assert backward == pytest.approx(along_columns + (2 + 1) * results + (2 + 2) * (inputs + weights))
-    assert forward + backward > (cast_seconds(device, inputs) + cast_seconds(device, results)) * rate
-    assert row_casts_seconds(device_of(card, "bfloat16", FITTED), inputs, results, weights) == (0.0, 0.0)
