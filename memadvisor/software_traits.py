@@ -144,6 +144,8 @@ class Software:
     # (by that of now), `rows` (each row; torchao's rowwise), `blocks` (of 32 elements, MX, or more) or `blocks-of-tensor`
     # (of 16, with one of the tensor besides, NVFP4).
     scales: str = "delayed"
+    # Operands of 8 bits are written transposed too, and matrices kept so (cost/layouts/transposes.py).
+    transposes: bool = True
     # Products keep their inputs in 16 bits, and cast them again in the backward (torchao).
     casts_again: bool = False
     # Tensor-parallel ranks share out the loss with the vocabulary; else each has all logits.

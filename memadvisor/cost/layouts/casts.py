@@ -44,7 +44,7 @@ def _cast_bytes(software: Software, inputs: float, results: float, weights: floa
         operands = inputs + weights
         backward = (_COLUMNS_BYTES + _SCALED_BYTES) * operands + (_ROWS_BYTES + _COLUMNS_BYTES) * results
         return _ROWS_BYTES * operands, backward
-    both_ways = _READ_BYTES + 2 * written
+    both_ways = _READ_BYTES + (2 if software.transposes else 1) * written
     if not software.casts_again:
         return (looked + both_ways) * inputs, (looked + both_ways) * results
     # The backward has inputs in 16 bits, and casts them with the scale that the forward found.

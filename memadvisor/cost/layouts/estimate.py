@@ -30,6 +30,7 @@ from memadvisor.cost.layouts.memory import (
 from memadvisor.cost.layouts.rank_memory import StageMemory, within
 from memadvisor.cost.layouts.stages import stage_layers
 from memadvisor.cost.layouts.stalls import message_stall_s, microbatch_stall_s, stalled_costs
+from memadvisor.cost.layouts.transposes import on_card
 from memadvisor.cost.pipelines.costs import PipelineTimes
 from memadvisor.cost.pipelines.schedules import canonical_name
 from memadvisor.cost.pipelines.simulate import simulate_pipeline
@@ -132,6 +133,7 @@ def estimate_step(
     of the hardware is unknown.
     """
     check_layout(model, step, cluster)
+    step = on_card(step, cluster.accelerator)
     layout, software = step.layout, step.software
     device = device_of(cluster.accelerator, software.compute_dtype, coefficients)
     groups, replicas = _groups(step, cluster, coefficients)

@@ -333,12 +333,16 @@ def autocast_copies_bytes(model: Architecture, step: TrainingStep, contents: Sta
 
 
 def narrow_copies_bytes(model: Architecture, step: TrainingStep, contents: StageContents) -> float:
-    """Of the layers' matrices, on one rank, the casts of fewer than 16 bits that are kept beside them from the first microbatch on."""
+    """Of the layers' matrices, on one rank, the casts of fewer than 16 bits that are kept beside them from the first microbatch on;
+    less than nothing where one cast is all that there is in place of 16 bits."""
     software = step.software
-    if not software.is_narrow or not software.narrow_copy_bytes:
+    copies = software.narrow_copy_bytes
+    if not software.transposes and (copies or (software.gathers_narrow and step.layout.zero_stage < 3)):
+        copies -= 1.0
+    if not software.is_narrow or not copies:
         return 0.0
     layers = replace(contents, embeddings=0, heads=0)
-    return software.narrow_copy_bytes * stage_parameters(only_matrices(model), step, layers).all
+    return copies * stage_parameters(only_matrices(model), step, layers).all
 
 
 def _collective_buffers(step: TrainingStep, count: StageParameters) -> float:

@@ -101,7 +101,7 @@ AT_MOST = {
     "torchtitan_async_tp": (0.17, None),
     "measured_h200": (0.3, 0.05),
     "nemotron_gh200": (0.1, 0.06),
-    "together_b200": (0.18, 0.34),
+    "together_b200": (0.18, 0.15),
     "titan_gb200": (0.2, 0.42),
     "primus_2026": (0.27, 0.1),
     "nemo_a100_2407": (0.35, None),
