@@ -171,6 +171,8 @@ class Software:
     pads_experts: bool = False
     # Tokens are given experts in turn, each so many that follow one another, in place of those that a router would choose.
     experts_in_turn: bool = False
+    # A token goes once to each rank that has experts of it, and comes back as their sum (DeepEP); else once for each expert.
+    sends_once: bool = False
     # Of an element of a token on its way to its experts; it comes back in two.
     dispatch_bytes: float = 2.0
     # Products of fewer than 16 bits keep their inputs as they were cast for them.

@@ -83,7 +83,7 @@ BLIND = (
     Published(
         name="primus_mi355x",
         source="AMD Primus-Turbo (github.com/AMD-AGI/Primus-Turbo, pull requests 557 and 558)",
-        note="Qwen3 30B-A3B on 8 MI355X by Primus's Megatron, experts on all, routing even. The two of 8 bits differ in a fused activation. "
+        note="Qwen3 30B-A3B on 8 MI355X by Primus's Megatron, experts on all, routing even, exchanges by DeepEP (left out blind). The two of 8 bits differ in a fused activation. "
         "Memory is the device's.",
         seconds=rate_per_gpu,
         num_bytes=lambda table: table.device_memory_gb_used * 1e9,

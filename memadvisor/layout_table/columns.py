@@ -117,6 +117,7 @@ CODE = (
     _column("expert_overlap", "moe_a2a_overlap overlap_moe_expert_parallel_comm", "exchanges of experts go on under another microbatch's layers", "false"),
     _column("pad_experts", "moe_pad_expert_input_to_capacity pad_expert_input padded_experts drop_and_pad", "each expert gets its capacity of tokens, padded where it has fewer: the host need not wait for their number", "false"),
     _column("experts_in_turn", "fake_balanced_gate moe_fake_balanced_gate", "tokens are given experts in turn and not by a router (NeMo AutoModel's fake_balanced_gate): those of one token follow each other, on few ranks of one node", "false"),
+    _column("dispatcher", "moe_token_dispatcher_type token_dispatcher moe_flex_dispatcher_backend ep_backend", "who sends tokens to their experts: deepep, hybridep or flex send one once to each rank that has experts of it; any other, alltoall for one, once for each expert", "once for each expert"),
     _column("dispatch_dtype", "moe_dispatch_dtype", "dtype that tokens go to their experts in: fp8, bf16, fp16; they come back in 16 bits", "bf16"),
     _column("cuda_graphs", "cuda_graph cuda_graph_scope enable_cuda_graph", "launches are replayed from CUDA graphs: true (full), or those of parts of a layer: attn, moe_router, moe (mlp)", "false"),
     _column("fused_loss", "fused_cross_entropy cross_entropy_fusion", "the loss is one kernel over 16-bit logits, which become their gradient (over a copy in fp32 where `loss_dtype` is fp32); of Megatron's own fusion, which has a softmax in fp32, fewer kernels", "false"),

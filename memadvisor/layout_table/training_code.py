@@ -235,6 +235,7 @@ def _collectives(cells: Cells, software: Software) -> Software:
         expert_overlap=bool(cells.flag("expert_overlap")),
         pads_experts=bool(cells.flag("pad_experts")),
         experts_in_turn=bool(cells.flag("experts_in_turn")),
+        sends_once=re.search(r"deepep|hybridep|flex", plain_word(cells.text("dispatcher") or "")) is not None,
         dispatch_bytes=1.0
         if plain_word(cells.text("dispatch_dtype") or "").startswith(("fp8", "float8"))
         else software.dispatch_bytes,

@@ -72,6 +72,13 @@ def test_unsloth_keeps_recomputed_layers_inputs_on_the_host():
         assert not found.case.step.software.reference_code
 
 
+@pytest.mark.parametrize(
+    ("said", "once"), [("DeepEP", True), ("HybridEP", True), ("alltoall", False), ("", False)]
+)
+def test_some_dispatchers_send_a_token_to_each_rank_once(said, once):
+    assert read(["dispatcher"], said).case.step.software.sends_once == once
+
+
 def test_a_balanced_gate_gives_experts_in_turn():
     assert read(["fake_balanced_gate"], "true").case.step.software.experts_in_turn
     assert not read(["experts_in_turn"], "").case.step.software.experts_in_turn

@@ -34,9 +34,8 @@ def expert_exchange_seconds(
     else:
         most_nodes = math.inf
     there = sent * step.software.dispatch_bytes / 2.0
-    return group.dispatch_seconds(there, copies, most_nodes) + group.dispatch_seconds(
-        sent, copies, most_nodes
-    )
+    once = step.software.sends_once and not step.software.experts_in_turn
+    return sum(group.dispatch_seconds(size, copies, most_nodes, to_rank_once=once) for size in (there, sent))
 
 
 def _holders_in_turn(experts: Experts, among: int) -> float:

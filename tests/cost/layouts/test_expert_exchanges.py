@@ -1,5 +1,6 @@
-"""How far tokens go to experts that are given them in turn."""
+"""How far tokens go to experts that are given them in turn, or of which several are on one rank."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -47,3 +48,16 @@ def test_experts_in_turn_are_on_few_ranks_of_few_nodes(chosen):
 def test_a_router_spreads_tokens_further():
     for group in (INSIDE, BETWEEN):
         assert exchange_seconds(4, group)[0] < exchange_seconds(4, group, in_turn=False)[0]
+
+
+@pytest.mark.parametrize("chosen", [1, 2, 4, 8])
+def test_a_token_goes_once_to_each_rank_with_experts_of_it(chosen):
+    """Of experts that are chosen evenly and one by one: counted over all ways to choose ranks."""
+    model = make_model(2, Experts(num_experts=32, experts_per_token=chosen, expert_ffn=64))
+    step = TrainingStep(layout=Layout(data=4, expert=4), seq_len=64, software=Software(sends_once=True))
+    group = replace(INSIDE, size=4, nodes=1)
+    seconds = expert_exchange_seconds(model, step, 1, 64.0, group)
+
+    ways = list(itertools.product(range(4), repeat=chosen))
+    others = sum(len(set(way) - {0}) for way in ways) / len(ways)
+    assert seconds == pytest.approx(2 * 2.0 * 64 * model.hidden * others)
