@@ -16,6 +16,7 @@ from memadvisor.analyzers.comparison import Compared, Comparison, comparison
 from memadvisor.analyzers.data_ranks import over_all_ranks
 from memadvisor.analyzers.data_waits import DataWaits, data_waits
 from memadvisor.analyzers.evaluation import Evaluation, evaluation
+from memadvisor.analyzers.first_changes import FirstChange, first_changes
 from memadvisor.analyzers.fragmentation import Fragmentation, fragmentation
 from memadvisor.analyzers.larger_steps import LargerSteps, larger_steps
 from memadvisor.analyzers.matching import Matched, match_collectives
@@ -71,6 +72,14 @@ class RankAnalysis:
         if self.highest_peak_bytes is None and self.peak is not None:
             return self.peak.allocated_bytes
         return self.highest_peak_bytes
+
+    @property
+    def first_changes(self) -> tuple[FirstChange, ...]:
+        """Of checkpoints and changes of the script those that save most; none where no step was traced."""
+        if self.peak is None:
+            return ()
+        time_s = None if self.step_time is None else self.step_time.median_s
+        return first_changes(self.checkpointing, self.script_changes, self.peak.allocated_bytes, time_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

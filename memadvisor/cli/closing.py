@@ -46,12 +46,21 @@ def print_closing(directory: Path, *, here: Path, with_report: bool) -> None:
         _write_residuals(analysis)
         report = _write_report(analysis) if with_report else None
         where = shlex.quote(_seen_from(here, directory))
-        first = f"report {_seen_from(here, report)}\n" if report else f"report memadvisor report {where}\n"
-        say(f"{first}more   memadvisor show {where} | memadvisor tui {where}")
+        first = _seen_from(here, report) if report else f"`memadvisor report {where}` writes it"
+        say(
+            f"report {first}\nmore   memadvisor show {where} | memadvisor tui {where}{_next(analysis, where)}"
+        )
     except MemadvisorError as error:
         say(f"memadvisor: {error.one_line()}")
     except Exception as error:
         say(f"memadvisor: no summary ({type(error).__name__}: {error}); the run is in {directory}")
+
+
+def _next(analysis: Analysis, where: str) -> str:
+    """The command that goes on from here; plans are ranked from a run that has a traced step and no plan."""
+    if analysis.run.plan is not None or analysis.largest_rank.peak is None:
+        return ""
+    return f"\nnext   memadvisor advise {where} --memory SIZE -o plan.json"
 
 
 def _write_residuals(analysis: Analysis) -> None:

@@ -31,6 +31,8 @@ from memadvisor.run.store import load_run
 from memadvisor.tui.text import paragraph
 from memadvisor.units import format_bytes, format_fraction, format_seconds
 
+_NUM_CHANGES = 3  # in the summary that closes a run
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", type=Path, help="directory that `memadvisor profile` wrote")
@@ -113,6 +115,7 @@ def _short_lines(analysis: Analysis) -> Iterator[RenderableType]:
     yield from summary_failures.short(analysis)
     yield _short_peak(analysis)
     yield from summary.larger(analysis)
+    yield from _short_changes(analysis)
     states, kept, time = rank.model_states, rank.activations, rank.step_time
     if states is not None:
         yield _labelled(
@@ -146,6 +149,17 @@ def _short_lines(analysis: Analysis) -> Iterator[RenderableType]:
             f"waiting {format_seconds(traffic.waiting_s)} (traced step)",
         )
     yield from _short_prediction(analysis)
+
+
+def _short_changes(analysis: Analysis) -> Iterator[Labelled]:
+    """The first few, of the rank whose peak is shown; after a plan the comparison stands in their place."""
+    if analysis.run.plan is not None:
+        return
+    changes = analysis.largest_rank.first_changes[:_NUM_CHANGES]
+    if changes:
+        yield _labelled("change", "what saves most, predicted, of each by itself:")
+    for change in changes:
+        yield _labelled("", (change.saved_in_words, "bold"), f": {change.in_words}")
 
 
 def _short_waiting(analysis: Analysis) -> Iterator[Labelled]:

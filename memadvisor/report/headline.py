@@ -11,7 +11,7 @@ from memadvisor.analyzers.out_of_memory import way_on
 from memadvisor.report.blocks import MEASURED, PREDICTED, Html, kinds_html, split_bar
 from memadvisor.report.data_waits import WORTH_CLOSING, wait_in_words
 from memadvisor.report.escape import html_text, html_with_code
-from memadvisor.report.next_steps import next_steps
+from memadvisor.report.next_steps import NextStep, next_steps
 from memadvisor.report.view import RankView
 from memadvisor.report.words import PHASE_NAMES, STACK, category_name, category_plural
 from memadvisor.run.records import UNEXPLAINED
@@ -19,15 +19,23 @@ from memadvisor.units import format_bytes, format_change, format_count, format_f
 
 
 def headline(view: RankView) -> Html:
-    """Four cards, one more where a plan was applied, and the list of what to do next."""
-    cards = "".join(
-        f'<div class="card">{card}</div>' for card in (_peak(view), _step(view), _used(view), _kept(view))
-    )
-    steps = "".join(f"<li>{html_with_code(step)}</li>" for step in next_steps(view))
+    """Peak and step, what to do about them, one card more where a plan was applied, and two on how well all is used."""
+    steps = "".join(f"<li>{_saves(step)}{html_with_code(step.text)}</li>" for step in next_steps(view))
     return Html(
-        f'<div class="cards">{cards}{_plan(view.analysis)}</div>'
+        f"{_cards(_peak(view), _step(view))}{_plan(view.analysis)}"
         f'<div class="card next"><span class="name">What to do next</span><ol>{steps}</ol></div>'
+        f"{_cards(_used(view), _kept(view))}"
     )
+
+
+def _cards(*cards: str) -> str:
+    each = "".join(f'<div class="card">{card}</div>' for card in cards)
+    return f'<div class="cards">{each}</div>'
+
+
+def _saves(step: NextStep) -> str:
+    """What a change saves, marked as the prediction that it is."""
+    return f"{kinds_html((PREDICTED,))}<b>{html_text(step.saves)}</b>: " if step.saves else ""
 
 
 def _card(name: str, value: str | None, basis: str, body: str, kinds: tuple[str, ...] = (MEASURED,)) -> str:
@@ -55,7 +63,7 @@ def _plan(analysis: Analysis) -> str:
         facts.append(f"the budget of {format_bytes(compared.budget_bytes)} {held}")
     value = f"peak error {_error(compared.peak_bytes).strip(' ()')}"
     card = _card("Plan: predicted against measured", value, "; ".join(facts), "", (PREDICTED, MEASURED))
-    return f'<div class="card wide">{card}</div>'
+    return f'<div class="cards"><div class="card wide">{card}</div></div>'
 
 
 def _error(pair: Compared) -> str:

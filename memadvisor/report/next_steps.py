@@ -1,12 +1,14 @@
-"""What to do next, each advice with the measured figure that it stands on."""
+"""What to do next: changes with what they are predicted to save, then advice with the measured figure it stands on."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from memadvisor.analyzers.data_ranks import num_data_ranks
 from memadvisor.analyzers.data_waits import DataWaits
+from memadvisor.analyzers.first_changes import FirstChange
 from memadvisor.analyzers.out_of_memory import way_on
 from memadvisor.analyzers.peak import PeakBreakdown
 from memadvisor.analyzers.step_time import StepTime
@@ -19,13 +21,47 @@ from memadvisor.units import format_bytes, format_fraction, format_seconds
 WORTH_NAMING = 0.25
 EXPOSED_WORTH_NAMING = 0.1
 UNEXPLAINED_WORTH_NAMING = 0.05
-CHANGE_WORTH_NAMING = 0.05
+
+# Of each sort so many, that the whole is read in a minute.
+_NUM_CHANGES = 3
+_NUM_FACTS = 3
 
 
-def next_steps(view: RankView) -> list[str]:
-    """At most five sentences, the most telling first; never empty."""
-    found = [*_trouble(view), *_script(view), *_memory(view), *_time(view)]
-    return [*found[:4], *_command(view)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextStep:
+    """One sentence or two; `saves`: what a change is predicted to save, "" of what is no change or has no prediction."""
+
+    text: str
+    saves: str = ""
+
+
+def next_steps(view: RankView) -> list[NextStep]:
+    """What stands in the way of trust, then what saves most, then what else the figures say; never empty."""
+    trouble = [NextStep(text=text) for text in _trouble(view)]
+    changes = [
+        NextStep(text=_in_full(each, view), saves=each.saved_in_words)
+        for each in view.result.first_changes[:_NUM_CHANGES]
+        if view.analysis.run.plan is None
+    ]
+    facts = [NextStep(text=text) for text in (*_memory(view), *_time(view))]
+    commands = [NextStep(text=text) for text in _command(view)]
+    return [*trouble, *changes, *facts[:_NUM_FACTS], *commands]
+
+
+def _in_full(change: FirstChange, view: RankView) -> str:
+    found, row = change.script_change, change.checkpoint
+    if found is not None:
+        return f"{found.seen} {found.change_in_words}"
+    them = "each of them" if row is not None and len(row.modules) > 1 else "it"
+    ranked = (
+        ""
+        if view.analysis.run.plan is not None
+        else " `advise` finds which of all units to run again for a budget."
+    )
+    return (
+        f"{change.what[0].upper()}{change.what[1:]}: run {them} again in the backward in place of keeping what autograd "
+        f"keeps. Results stay the same.{ranked}"
+    )
 
 
 def _trouble(view: RankView) -> Iterator[str]:
@@ -58,24 +94,13 @@ def _trouble(view: RankView) -> Iterator[str]:
         )
 
 
-def _script(view: RankView) -> Iterator[str]:
-    """The first change of the script that saves much."""
-    peak, time = view.result.peak, view.result.step_time
-    if peak is None:
-        return
-    time_s = None if time is None else time.median_s
-    for change in view.result.script_changes:
-        if change.saved_in_words and change.share(peak.allocated_bytes, time_s) >= CHANGE_WORTH_NAMING:
-            yield f"In the script (predicted: {change.saved_in_words}): {change.seen} {change.change_in_words}"
-            return
-
-
 def _memory(view: RankView) -> Iterator[str]:
     peak, kept, states = view.result.peak, view.result.activations, view.result.model_states
     if peak is None or peak.allocated_bytes <= 0:
         return
     shares = {name: size / peak.allocated_bytes for name, size in peak.by_category_bytes.items()}
-    temporary = _temporaries(peak, shares["temporary"])
+    is_chunkable = any(change.kind == "chunked_loss" for change in view.result.script_changes)
+    temporary = _temporaries(peak, shares["temporary"], is_chunkable=is_chunkable)
     if temporary and shares["temporary"] >= max(shares.values()):
         yield temporary
     if shares["activation"] >= WORTH_NAMING:
@@ -83,7 +108,7 @@ def _memory(view: RankView) -> Iterator[str]:
         where = f" {unit_name(most.name)} keeps most, {format_bytes(most.saved_bytes)}." if most else ""
         yield (
             f"Activations are {format_fraction(shares['activation'])} of the peak.{where} "
-            "Recomputing some units in the backward trades them for time; a smaller micro-batch shrinks them all."
+            "A smaller micro-batch shrinks them all."
         )
     held = shares["parameter"] + shares["gradient"] + shares["optimizer_state"]
     num_ranks = num_data_ranks(view.recorded)
@@ -118,7 +143,7 @@ def _fewer_states(view: RankView) -> str:
     )
 
 
-def _temporaries(peak: PeakBreakdown, share: float) -> str:
+def _temporaries(peak: PeakBreakdown, share: float, *, is_chunkable: bool) -> str:
     """What is most of them, where they are much of the peak; else nothing."""
     largest = next((storage for storage in peak.largest if storage.category == "temporary"), None)
     if share < WORTH_NAMING or largest is None:
@@ -126,10 +151,16 @@ def _temporaries(peak: PeakBreakdown, share: float) -> str:
     operator = largest.operator.removeprefix("aten::")
     made = f", made by {operator}" if operator else ""
     where = f"in {largest.module}" if largest.module else "outside any module"
+    way = (
+        "Logits and loss of some rows at a time (`--chunked-loss auto`), or a smaller micro-batch, shrink what is born and "
+        "dies around them."
+        if is_chunkable
+        else "No plan frees what is born and dies inside one part of the computation: make it of fewer samples or tokens at "
+        "once, in a smaller micro-batch or in parts."
+    )
     return (
         f"Temporaries are {format_fraction(share)} of the peak; the largest takes {format_bytes(largest.size_bytes)} "
-        f"({largest.dtype} {largest.shape}{made}, {where}). No plan frees what is born and dies inside one part of the "
-        "computation: make it of fewer samples or tokens at once, in a smaller micro-batch or in parts."
+        f"({largest.dtype} {largest.shape}{made}, {where}). {way}"
     )
 
 

@@ -16,7 +16,7 @@ def script_change_section(analysis: Analysis, by_rank: Mapping[int, Sequence[Blo
     return Section(
         name="script",
         title="Change in the script",
-        lead="What a few words in the script itself would save, each by itself. No plan does these.",
+        lead="What a few words in the script itself would save, each by itself. Those that a plan can do as well say so.",
         shared=() if any(by_rank.values()) else (paragraph(_why_none(analysis)),),
         by_rank=by_rank,
     )

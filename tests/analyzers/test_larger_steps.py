@@ -109,7 +109,8 @@ def test_every_view_says_that_the_peak_is_of_a_smaller_step():
     words = larger_steps(run.ranks).in_words
 
     assert analysis_to_json(analysis)["larger_steps"]["traced_size"] == 300
-    assert words in next_steps(RankView(analysis, run.ranks[0], analysis.ranks[0], 300))
+    steps = next_steps(RankView(analysis, run.ranks[0], analysis.ranks[0], 300))
+    assert words in [step.text for step in steps]
     assert [f"{words} What fits here may not fit there."] == list(size_notes(run))
     gate = judge(analysis, Limits(max_peak_bytes=2**40), None).gates[0]
     assert gate.where.endswith("larger ones were not traced")

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from memadvisor.analyzers.analysis import analyze
+from memadvisor.analyzers.script_changes.change import ScriptChange
 from memadvisor.cli.main import main
 from memadvisor.cli.show import _short_peak, print_analysis, print_summary
 from memadvisor.errors import UsageError
@@ -176,6 +177,21 @@ def test_the_closing_summary_is_short():
     assert len(text.splitlines()) <= 12
     for words in ("peak", "states", "step", "tokens/s", "exposed"):
         assert words in text
+
+
+def test_the_closing_summary_says_what_to_change_and_what_that_saves():
+    """It said how much was held, and left what to do about it to other commands."""
+    analysis = analyze(make_run(num_ranks=1))
+    peak_bytes = analysis.ranks[0].peak.allocated_bytes
+    change = ScriptChange(
+        kind="stale_gradients", seen="Seen.", change="Do.", peak_saved_bytes=peak_bytes // 2
+    )
+    rank = dataclasses.replace(analysis.ranks[0], script_changes=(change,))
+    console = Console(width=110, record=True, file=io.StringIO())
+    print_summary(dataclasses.replace(analysis, ranks=(rank,)), console)
+    said = " ".join(console.export_text().split())
+
+    assert f"each by itself: {change.saved_in_words}: `zero_grad` before the forward" in said
 
 
 def test_what_the_closing_summary_leaves_unnamed_of_the_peak_is_less_than_what_it_names():
