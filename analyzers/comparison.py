@@ -13,6 +13,10 @@ from memadvisor.plan import Plan, Prediction
 from memadvisor.run.records import CATEGORIES, UNEXPLAINED
 from memadvisor.units import counted
 
+# So many times as long as predicted, or that share of it, both of what the plan leaves to run as it ran: beyond it the
+# machine was another.
+_OTHER_SPEED = 1.25
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
@@ -74,6 +78,30 @@ class Comparison:
             f"The step time is predicted of a steady step, and measured of {self.unsteady}: no step was steady. "
             "Let it run for more steps to compare them."
         )
+
+    @property
+    def other_speed(self) -> str | None:
+        """In words, where compute and the optimizer both were slower, or both faster, than in the run that was planned
+        from: what the plan adds to a step stands beside them."""
+        pairs = [self.components_s.get(name) for name in ("compute", "optimizer")]
+        times = [
+            pair.measured / pair.predicted for pair in pairs if pair and pair.measured and pair.predicted
+        ]
+        if len(times) < len(pairs):
+            return None
+        if min(times) < _OTHER_SPEED and max(times) > 1 / _OTHER_SPEED:
+            return None
+        how = "slower or busier" if min(times) >= _OTHER_SPEED else "faster or less busy"
+        return (
+            f"Compute took {times[0]:.2g} times as long as predicted, and the optimizer {times[1]:.2g}: most likely the machine "
+            f"was {how} than when the plan's run was recorded. The peak compares; to compare times, profile both again."
+        )
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Why figures of the two do not compare, in words; none where they do."""
+        said = (self.other_micro_batch, self.unsteady_in_words, self.other_speed)
+        return tuple(each for each in said if each is not None)
 
     @property
     def other_micro_batch(self) -> str | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.widgets import DataTable, Static
@@ -88,8 +86,8 @@ def _summary(plan: Plan, found: Comparison | None) -> list[Text]:
         rows.append(paragraph("The plan carries no prediction, so there is nothing to compare."))
     elif found.budget_bytes is not None:
         verdict = {
-            True: ("kept", "#2ec4a6"),
-            False: ("exceeded", "#e5484d"),
+            True: ("held", "#2ec4a6"),
+            False: ("did not hold", "#e5484d"),
             None: ("not checked yet", "dim"),
         }
         rows.append(
@@ -102,34 +100,37 @@ def _summary(plan: Plan, found: Comparison | None) -> list[Text]:
         rows.append(
             paragraph(f"peak predicted in {predicted}, measured in {measured or 'nothing traced yet'}")
         )
-        rows += [paragraph((said, "#f2c14e")) for said in _beside(found)]
+        rows += [paragraph((said, "#f2c14e")) for said in found.remarks]
     return rows
 
 
-def _beside(found: Comparison) -> Iterator[str]:
-    """Where the measured step is none that was predicted."""
-    for said in (found.other_micro_batch, found.unsteady_in_words):
-        if said is not None:
-            yield said
-
-
 def _compared_rows(found: Comparison) -> list[Row]:
-    rows = [
-        _compared_row("peak", found.peak_bytes, in_seconds=False),
-        _compared_row("step time", found.step_time_s, in_seconds=True),
-    ]
+    """Each total with its parts below it."""
     names = [name for name in CATEGORY_COLORS if name in found.by_category_bytes]
-    return rows + [_compared_row(name, found.by_category_bytes[name], in_seconds=False) for name in names]
+    return [
+        _compared_row("peak", found.peak_bytes, in_seconds=False),
+        *(_compared_row(name, found.by_category_bytes[name], in_seconds=False) for name in names),
+        _compared_row("step time", found.step_time_s, in_seconds=True),
+        *(
+            _compared_row(name, pair, in_seconds=True, is_part=True)
+            for name, pair in found.components_s.items()
+        ),
+    ]
 
 
-def _compared_row(name: str, figure: Compared, *, in_seconds: bool) -> Row:
+def _compared_row(name: str, figure: Compared, *, in_seconds: bool, is_part: bool = False) -> Row:
+    is_inner = is_part or name in CATEGORY_COLORS
+
     def shown(value: float | None) -> str:
         return format_seconds(value) if in_seconds else format_bytes(value)
 
     return Row(
         key=name,
         cells=(
-            words(name.replace("_", " "), CATEGORY_COLORS.get(name, "bold")),
+            words(
+                "  " * is_inner + name.replace("_", " "),
+                CATEGORY_COLORS.get(name, "dim" if is_part else "bold"),
+            ),
             number(shown(figure.predicted) if figure.predicted is not None else "not predicted"),
             number(shown(figure.measured)),
             number(format_change(figure.error_fraction)),

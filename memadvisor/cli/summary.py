@@ -139,13 +139,12 @@ def prediction(analysis: Analysis) -> RenderableType:
         lines.add_row(words(f"  rank {rank}", "dim"), *_compared(pair, in_bytes=True))
     if compared.reserved_bytes.predicted is not None:
         lines.add_row(words("reserved", "bold"), *_compared(compared.reserved_bytes, in_bytes=True))
+    for name, pair in compared.by_category_bytes.items():
+        lines.add_row(words("  " + name.replace("_", " "), "dim"), *_compared(pair, in_bytes=True))
     lines.add_row(words("step time", "bold"), *_compared(compared.step_time_s, in_bytes=False))
     for name, pair in compared.components_s.items():
         lines.add_row(words("  " + name.replace("_", " "), "dim"), *_compared(pair, in_bytes=False))
-    for name, pair in compared.by_category_bytes.items():
-        lines.add_row(words("  " + name.replace("_", " "), "dim"), *_compared(pair, in_bytes=True))
-    said = (compared.other_micro_batch, compared.unsteady_in_words)
-    notes = [paragraph("  ", (each, "bold yellow")) for each in said if each is not None]
+    notes = [paragraph("  ", (each, "bold yellow")) for each in compared.remarks]
     return Group(title, lines, *notes, *_budget(analysis))
 
 

@@ -86,6 +86,8 @@ def _trouble(view: RankView) -> Iterator[str]:
     compared = view.analysis.comparison
     if compared is not None and compared.other_micro_batch is not None:
         yield compared.other_micro_batch
+    if compared is not None and compared.other_speed is not None:
+        yield compared.other_speed
     if compared is not None and compared.within_budget is False and not compared.micro_batch_size.differs:
         yield (
             f"The budget of {format_bytes(compared.budget_bytes)} did not hold "

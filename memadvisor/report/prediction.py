@@ -117,7 +117,8 @@ def _errors(compared: Comparison) -> Block:
     ]
     if compared.reserved_bytes.predicted is not None:
         rows.insert(1, ("reserved", *_cells(compared.reserved_bytes, in_bytes=True)))
-    unsteady = f"{said} " if (said := compared.unsteady_in_words) else ""
+    said = (compared.unsteady_in_words, compared.other_speed)
+    remarks = "".join(f"{each} " for each in said if each is not None)
     budget = ""
     if compared.budget_bytes is not None and compared.within_budget is not None:
         held = "held" if compared.within_budget else "did not hold"
@@ -128,7 +129,7 @@ def _errors(compared: Comparison) -> Block:
         rows,
         kinds=(PREDICTED, MEASURED),
         basis=_BASIS,
-        note=f"{budget}{unsteady}The error is (predicted - measured) / measured.{_EXPOSED * bool(compared.components_s)}",
+        note=f"{budget}{remarks}The error is (predicted - measured) / measured.{_EXPOSED * bool(compared.components_s)}",
     )
 
 

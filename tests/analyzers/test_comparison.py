@@ -5,6 +5,7 @@ import pytest
 from rich.console import Console
 
 from memadvisor.analyzers.analysis import analysis_to_json, analyze
+from memadvisor.analyzers.comparison import Compared
 from memadvisor.analyzers.residuals import comparable, measured_components
 from memadvisor.analyzers.step_time import UnitTime, step_time
 from memadvisor.cli.summary import prediction
@@ -200,3 +201,46 @@ def test_a_warm_up_step_is_not_taken_for_the_step_that_was_predicted(num_steps):
     found = analysis_to_json(analysis)
     assert found["prediction"]["step_time_is_steady"] == (num_steps == 3)
     assert found["ranks"][0]["step_time_is_steady"] == (num_steps == 3)
+
+
+def compared_speeds(compute_s, optimizer_s):
+    """A prediction of 100 ms of compute and 10 ms of the optimizer beside these."""
+    found = analyze(make_run(plan=PLAN)).comparison
+    parts = {
+        "compute": Compared(predicted=0.1, measured=compute_s),
+        "recomputation": Compared(predicted=None, measured=0.0),
+        "optimizer": Compared(predicted=0.01, measured=optimizer_s),
+    }
+    return dataclasses.replace(found, components_s=parts)
+
+
+def test_where_all_that_the_plan_leaves_alone_was_slower_the_machine_is_named():
+    """An error of the step time of -77 % stood there alone, and the plan's own part of it was right."""
+    slower, faster = compared_speeds(0.42, 0.058), compared_speeds(0.05, 0.005)
+
+    assert "Compute took 4.2 times as long as predicted, and the optimizer 5.8" in slower.other_speed
+    assert "slower or busier" in slower.other_speed and slower.other_speed in slower.remarks
+    assert "faster or less busy" in faster.other_speed
+
+
+@pytest.mark.parametrize(
+    ("compute_s", "optimizer_s"), [(0.42, 0.01), (0.42, 0.005), (0.11, 0.011), (0.42, None)]
+)
+def test_one_part_that_was_slower_is_no_matter_of_the_machine(compute_s, optimizer_s):
+    assert compared_speeds(compute_s, optimizer_s).other_speed is None
+
+
+def test_parts_of_the_peak_stand_below_it_and_not_below_the_step_time():
+    run = make_run(
+        plan=dataclasses.replace(
+            PLAN, prediction=dataclasses.replace(PREDICTION, components_s={"compute": 0.1})
+        )
+    )
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(prediction(analyze(run)))
+    names = [
+        line.split("  ")[0].strip() or line.split("  ")[1].strip()
+        for line in console.export_text().splitlines()
+    ]
+
+    assert names.index("peak") < names.index("parameter") < names.index("step time") < names.index("compute")

@@ -129,7 +129,7 @@ def test_every_tab_opens_by_its_number(run_directory, size):
                 "shared",
             ],
         ),
-        ("7", ["ZeRO stage 2", "it fits [not markup]", "predicted", "measured", "recomputed", "kept"]),
+        ("7", ["ZeRO stage 2", "it fits [not markup]", "predicted", "measured", "recomputed", "held"]),
         ("8", ["train_gpt.py --blocks 3", "synthetic processor", "2.13.0"]),
     ],
 )
