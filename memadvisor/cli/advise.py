@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from pathlib import Path
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from rich.text import Text
 from memadvisor.analyzers.captured_pipeline import is_pipeline
 from memadvisor.autocast_workspaces import workspaces_for
 from memadvisor.cli.advise_by_rank import others_given
+from memadvisor.cli.advise_front import front_table, recomputed_text
 from memadvisor.cli.advise_json import advice_to_json
 from memadvisor.cli.apply_command import apply_command
 from memadvisor.cli.compression import add_compression_options, compression_of, local_sgd_of
@@ -42,7 +44,7 @@ from memadvisor.planning.tensor_parallel import is_of_its_own, is_tensor_paralle
 from memadvisor.run.run import Run
 from memadvisor.run.store import load_run
 from memadvisor.unit_ranges import unit_ranges
-from memadvisor.units import GIB, format_bytes, format_seconds
+from memadvisor.units import format_bytes, format_seconds
 
 # Changes of the script that plans make where they are asked to.
 _ASKED = {
@@ -55,7 +57,9 @@ _ASKED = {
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="RUN", help="the directory that `memadvisor profile` wrote")
     parser.add_argument(
-        "--memory", metavar="SIZE", help="budget of one rank: 24GiB, or 60%% of the run's own peak"
+        "--memory",
+        metavar="SIZE",
+        help="budget of one rank: 24GiB, or 60%% of the run's own peak; without it what each budget would cost is printed",
     )
     parser.add_argument(
         "--gpus",
@@ -106,7 +110,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit code 0 where a plan fits, 1 where none does; then nothing is written."""
+    """Exit code 0 where a plan fits, or no budget is given, 1 where none does; then nothing is written."""
     recorded = load_run(arguments.path)
     if is_pipeline(recorded):
         from memadvisor.cli.advise_pipeline import run_pipeline  # another question, too
@@ -142,9 +146,10 @@ def _run_ranked(arguments: argparse.Namespace, recorded: Run) -> int:
             "--batch goes with accelerators to search layouts for.",
             hint="write --gpus 8xH100, or --micro-batch N for the samples of a micro-batch.",
         )
+    has_budget = arguments.memory is not None or not _may_go_without(arguments, recorded)
     advice = advise(
         recorded,
-        memory_bytes=budget_bytes(arguments.memory, recorded),
+        memory_bytes=budget_bytes(arguments.memory if has_budget else "100%", recorded),
         num_ranks=num_ranks,
         hardware=None if arguments.hardware is None else load_hardware(arguments.hardware),
         precision=precision_of(arguments),
@@ -160,6 +165,9 @@ def _run_ranked(arguments: argparse.Namespace, recorded: Run) -> int:
         micro_batch=arguments.micro_batch,
         workspaces_of=workspaces_for(recorded),
     )
+    if not has_budget:
+        _print_prices(advice, recorded, stdout_console())
+        return 0
     chosen = advice.best if advice.named is None else advice.named.plan
     if chosen is not None and arguments.output is not None:
         save_plan(chosen, Path(arguments.output))
@@ -168,6 +176,13 @@ def _run_ranked(arguments: argparse.Namespace, recorded: Run) -> int:
     else:
         _print(advice, recorded, stdout_console(), arguments.output)
     return 0 if chosen is not None else 1
+
+
+def _may_go_without(arguments: argparse.Namespace, run: Run) -> bool:
+    """Whether no budget is needed: what other options ask for, and plans of ranks that are no replicas, depends on one."""
+    return not is_of_its_own(run) and not (
+        arguments.output or arguments.json or arguments.policy or arguments.micro_batch
+    )
 
 
 def _num_ranks(text: str | None) -> int | None:
@@ -210,9 +225,29 @@ def _print(advice: Advice, run: Run, console: Console, output: str | None) -> No
                 )
             )
     if len(advice.front) > 1:
-        console.print(_front(advice))
+        console.print(front_table(advice))
     if advice.named is not None:
         console.print(printable(_policy_text(advice, advice.named)))
+    _print_beside(advice, console)
+    _print_ending(advice, run, console, output)
+
+
+def _print_prices(advice: Advice, run: Run, console: Console) -> None:
+    """What every budget would cost, for who has none in mind yet; the run's own peak stands in place of one."""
+    ranks = f"{advice.num_ranks} rank{'s' * (advice.num_ranks != 1)}"
+    console.print(
+        f"No budget is given, {ranks}. Measured without a plan: peak {format_bytes(advice.measured_peak_bytes)}, step "
+        f"{format_seconds(advice.measured_step_time_s)}. Everything below is predicted."
+    )
+    console.print(front_table(advice, has_budget=False))
+    _print_beside(advice, console)
+    where = shlex.quote(str(run.path))
+    console.print("Choose a peak, and have a plan for it written with", soft_wrap=True)
+    console.print(printable(f"  memadvisor advise {where} --memory SIZE -o plan.json"), soft_wrap=True)
+
+
+def _print_beside(advice: Advice, console: Console) -> None:
+    """What is no plan, but stands beside plans."""
     alike: dict[tuple[int, float | None], list[str]] = {}
     for each in advice.lossy:
         alike.setdefault((each.peak_bytes, each.step_time_s), []).append(each.option)
@@ -232,12 +267,6 @@ def _print(advice: Advice, run: Run, console: Console, output: str | None) -> No
         console.print(printable(_learnt_text(advice.learnt)))
     for note in advice.notes:
         console.print(printable(f"Note: {note}"))
-    _print_ending(advice, run, console, output)
-
-
-def _measured(advice: Advice) -> str:
-    asked = advice.micro_batch is not None
-    return f"measured, micro-batch {advice.recorded_micro_batch}" if asked else "measured, no plan"
 
 
 def _recorded_size(advice: Advice) -> str:
@@ -327,52 +356,11 @@ def _table(advice: Advice) -> Table:
             format_seconds(prediction.step_time_s),
             format_seconds(prediction.exposed_communication_s + (prediction.exposed_transfer_s or 0.0)),
             *([_stages(plan)] if shards else []),
-            f"{_recomputed(len(plan.recomputed_units), len(plan.parted_units))} of {len(plan.units)}",
+            f"{recomputed_text(len(plan.recomputed_units), len(plan.parted_units))} of {len(plan.units)}",
             *([str(sum(u.activation_tier != "device" for u in plan.units))] if offloads else []),
             f"{batch} x {plan.grad_accum}",
         )
     return table
-
-
-def _recomputed(num_whole: int, num_parted: int) -> str:
-    return f"{num_whole}, in parts {num_parted}" if num_parted else str(num_whole)
-
-
-def _front(advice: Advice) -> Table:
-    """Predicted peak against predicted step time, with the run as it was measured between them."""
-    table = Table(title=_price(advice), title_justify="left", title_style="")
-    offloads = any(point.num_offloaded for point in advice.front)
-    for heading in ("peak", "step time", "recomputed", *(["offloaded"] if offloads else []), ""):
-        table.add_column(heading, justify="left" if not heading else "right")
-    rows = [
-        (
-            point.peak_bytes,
-            point.step_time_s,
-            _recomputed(point.num_recomputed, point.num_parted),
-            str(point.num_offloaded),
-            "within the budget" if point.peak_bytes <= advice.budget_bytes else "",
-        )
-        for point in advice.front
-    ]
-    measured = advice.measured_peak_bytes, advice.measured_step_time_s
-    rows.append((*measured, "-", "-", _measured(advice)))
-    for size_bytes, seconds, recomputed, offloaded, mark in sorted(rows):
-        away = [offloaded] if offloads else []
-        table.add_row(format_bytes(size_bytes), format_seconds(seconds), recomputed, *away, mark)
-    return table
-
-
-def _price(advice: Advice) -> str:
-    """What the table shows, and what a GiB more would be worth."""
-    ranks = f", ZeRO {advice.front[0].zero_stage}" if advice.num_ranks > 1 else ""
-    text = f"What memory buys{ranks}, predicted"
-    if advice.next_gib_s is None:
-        return f"{text}."
-    worth = format_seconds(advice.next_gib_s) if advice.next_gib_s > 0 else "nothing"
-    most_bytes = max([advice.measured_peak_bytes, *(point.peak_bytes for point in advice.front)])
-    if most_bytes <= advice.budget_bytes + GIB:  # there is nothing to buy beyond that
-        return f"{text}. More memory than the budget saves {worth} a step{' at most' if advice.next_gib_s > 0 else ''}."
-    return f"{text}. A GiB beyond the budget saves {worth} a step."
 
 
 def _stages(plan: Plan) -> str:

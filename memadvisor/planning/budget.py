@@ -13,7 +13,7 @@ _SHARE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*%\s*")
 
 def budget_bytes(text: str | None, run: Run) -> int:
     """Bytes of one rank: `24GiB`, or `60%` of the highest traced peak of all ranks, rounded down. Raises UsageError, of
-    None too: no command goes without a budget."""
+    None too: what this is asked for depends on a budget."""
     if text is None:
         raise UsageError(
             "--memory is missing.",

@@ -41,6 +41,27 @@ def test_a_budget_may_be_a_share_of_the_runs_highest_traced_peak(run_path, tmp_p
     assert "Hint: `memadvisor profile --trace-step 2` traces one." in said
 
 
+def test_without_a_budget_it_says_what_each_would_cost_and_how_a_plan_is_asked_for(
+    run_path, tmp_path, capsys
+):
+    """It refused, and who asked had to know what to ask for."""
+    assert main(["advise", run_path]) == 0
+    said = capsys.readouterr().out
+    assert "What memory buys" in said and "measured, no plan" in said and "within the budget" not in said
+    assert f"memadvisor advise {run_path} --memory SIZE -o plan.json" in said
+
+    output = tmp_path / "plan.json"
+    for needing in (["-o", str(output)], ["--json"], ["--policy", "sqrt"], ["--micro-batch", "8"]):
+        assert main(["advise", run_path, *needing]) == 2
+        assert "--memory is missing" in capsys.readouterr().err
+    assert not output.exists()
+
+
+def test_without_a_budget_and_a_traced_step_it_says_how_one_is_traced(tmp_path, capsys):
+    assert main(["advise", str(write_run(make_run(traced_step=None), tmp_path / "untraced"))]) == 2
+    assert "Hint: `memadvisor profile --trace-step 2` traces one." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("share", ["0%", "0.0 %", "1e3%", "%", f"{10**30}%"])
 def test_a_share_that_is_none_is_named_as_it_was_given(run_path, capsys, share):
     assert main(["advise", run_path, "--memory", share]) == 2
