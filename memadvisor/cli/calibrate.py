@@ -13,7 +13,7 @@ from rich.text import Text
 from memadvisor.cli.printing import stdout_console
 from memadvisor.hardware.hardware import CollectiveCurve, Hardware, LinkPiece, TierBandwidth
 from memadvisor.hardware.load import save_hardware
-from memadvisor.run.files import working_directory
+from memadvisor.run.files import check_output, working_directory
 from memadvisor.units import counted, format_bytes, format_count, format_fraction, format_seconds
 
 
@@ -35,6 +35,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     here = working_directory()
+    if arguments.output is not None:
+        check_output(arguments.output, hint="name a file in a writable directory.")
     # torch takes seconds to import
     from memadvisor.calibrate.calibrate import calibrate
     from memadvisor.engines.engine_cost import measure_engine_cost

@@ -22,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from difflib import get_close_matches
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -46,6 +47,7 @@ from memadvisor.run.files import may_be_there, write_output
 
 FORMAT = 1
 _TIERS = ("disk", "host", "coder", "disk_both_ways", "page_cache_both_ways", "host_both_ways")
+_NUM_NEAREST = 5  # devices that are named where another was meant
 KINDS = ("datasheet", "measured", "given")
 
 _Cost = TypeVar("_Cost", EngineCost, PagingCost)
@@ -62,10 +64,24 @@ def load_hardware(name_or_path: str) -> Hardware:
     path = Path(name_or_path)
     if path.suffix == ".json" or may_be_there(path):
         return _read(path)
-    names = ", ".join(entry.name for entry in CATALOGUE)
     raise UnknownHardwareError(
         f"{name_or_path!r} is neither a known device nor a file.",
-        hint=f"known are {names}; measure yours with `memadvisor calibrate -o hardware.json`.",
+        hint=f"{_nearest(name_or_path)}; measure yours with `memadvisor calibrate -o hardware.json`.",
+    )
+
+
+def _nearest(name: str) -> str:
+    """The few known devices that a name may have meant; all of them where it is like none."""
+    entries = {entry.name.casefold(): entry.name for entry in CATALOGUE}
+    heads: dict[str, list[str]] = {}
+    for entry in entries.values():
+        heads.setdefault(entry.partition("-")[0].casefold(), []).append(entry)
+    near = [entries[each] for each in get_close_matches(name.casefold(), entries, n=_NUM_NEAREST, cutoff=0.5)]
+    of_family = get_close_matches(name.casefold().partition("-")[0], heads, n=2, cutoff=0.6)
+    near += [entry for head in of_family for entry in heads[head]]
+    shown = list(dict.fromkeys(near))[:_NUM_NEAREST]
+    return (
+        f"the nearest known are {', '.join(shown)}" if shown else f"known are {', '.join(entries.values())}"
     )
 
 

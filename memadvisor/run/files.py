@@ -67,6 +67,22 @@ def write_output(
         raise UsageError(f"{str(path)!r} cannot be written: {error.strerror}.", hint=hint) from error
 
 
+def check_output(path: str | Path, *, hint: str = "name a writable file.") -> None:
+    """Raise UsageError where `write_output` would, as far as that can be told before minutes of work; writes nothing."""
+    target = Path(os.path.realpath(path))
+    number = 0
+    if target.is_dir():
+        number = errno.EISDIR
+    elif not target.parent.exists():
+        number = errno.ENOENT
+    elif not target.parent.is_dir():
+        number = errno.ENOTDIR
+    elif not _is_written_into(Path(path)) and not os.access(target.parent, os.W_OK):
+        number = errno.EACCES
+    if number:
+        raise UsageError(f"{str(path)!r} cannot be written: {os.strerror(number)}.", hint=hint)
+
+
 def _is_written_into(path: Path) -> bool:
     try:
         mode = path.stat().st_mode

@@ -36,6 +36,12 @@ def test_a_number_of_ranks_that_is_none_is_one_line(capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_a_file_that_cannot_be_written_is_told_before_minutes_of_measuring(capsys, monkeypatch):
+    monkeypatch.setattr(arithmetic, "_BUDGET_S", None)  # any measurement would fail
+    assert main(["calibrate", "--ranks", "1", "-o", "/nowhere/hardware.json"]) == 2
+    assert "'/nowhere/hardware.json' cannot be written: No such file or directory." in capsys.readouterr().err
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc for the ranks")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_ended_by_a_signal_it_leaves_neither_ranks_nor_files(tmp_path, number):

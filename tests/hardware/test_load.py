@@ -216,3 +216,23 @@ def test_cards_by_their_cores_have_the_rates_that_their_makers_print(name, found
 def test_of_one_card_with_two_memories_the_name_alone_is_the_smaller():
     assert load_hardware("RTX 4060 Ti").memory_bytes == 8 * 10**9
     assert load_hardware("RTX 4060 Ti 16GB").memory_bytes == 16 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [("H1000", "H100-"), ("h100 smx5", "H100-"), ("B2000", "B200"), ("MI3000", "MI300")],
+)
+def test_a_name_that_is_nearly_a_devices_is_answered_with_the_nearest(name, first):
+    """All of the catalogue stood there, 1,400 characters of it."""
+    with pytest.raises(UnknownHardwareError) as caught:
+        load_hardware(name)
+
+    assert f"the nearest known are {first}" in caught.value.hint
+    assert caught.value.hint.count(",") <= 4
+
+
+def test_a_name_that_is_like_none_is_answered_with_all():
+    with pytest.raises(UnknownHardwareError) as caught:
+        load_hardware("zzzzzz")
+
+    assert all(entry.name in caught.value.hint for entry in CATALOGUE)

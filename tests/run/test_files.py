@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from memadvisor.errors import UsageError
-from memadvisor.run.files import MOST_INPUT_BYTES, read_input, write_output
+from memadvisor.run.files import MOST_INPUT_BYTES, check_output, read_input, write_output
 
 
 def test_a_pipe_is_written_into_and_stays_a_pipe(tmp_path):
@@ -82,3 +82,18 @@ def test_a_pipe_is_read_to_its_end_and_one_without_end_is_refused(tmp_path):
                 read_input(pipe)
         writer.join(timeout=60)
         assert not writer.is_alive()
+
+
+def test_an_output_that_cannot_be_written_is_known_before_it_is(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    check_output(file)
+    check_output(tmp_path / "new")
+    check_output("/dev/stdout")
+    for path in (tmp_path, tmp_path / "nowhere" / "new", file / "new"):
+        with pytest.raises(UsageError) as before:
+            check_output(path)
+        with pytest.raises(UsageError) as after:
+            write_output(path, "")
+        assert before.value.args == after.value.args
+    assert sorted(tmp_path.iterdir()) == [file]
