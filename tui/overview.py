@@ -44,8 +44,10 @@ class OverviewPane(Pane):
         self.set_class(is_wide, "wide")
         width = max(40, (self.size.width - 8) // 2 if is_wide else self.size.width - 4)
         self.query_one("#overview-figures", Static).update(lines(flow(_figures(view), self.size.width - 4)))
-        memory.update(lines([*out_of_memory_rows(view), *_memory(view, width), *_script(view)]))
-        time.update(lines([*_time(view, width), *_utilization(view), Text(""), *_run(view)]))
+        memory.update(lines([*out_of_memory_rows(view), *_memory(view, width), *_first(view)]))
+        time.update(
+            lines([*_time(view, width), *_utilization(view), Text(""), *_run(view), Text(""), *_script(view)])
+        )
 
 
 def _figures(view: View) -> list[Text]:
@@ -113,9 +115,22 @@ def _model_states(view: View) -> list[Text]:
     return [
         paragraph(
             (f"{'model states':<{_NAME_WIDTH}}", "bold"),
-            f"{format_bytes(states.measured_bytes):>{_FIGURE_WIDTH}}, expected "
+            f"{format_bytes(states.measured_bytes):>{_FIGURE_WIDTH}}, theory "
             f"{expected_text(states.theory_bytes)}{each}",
         )
+    ]
+
+
+def _first(view: View) -> list[Text]:
+    """What to change first, in a line each."""
+    changes = () if view.run.plan is not None else view.result.first_changes
+    if not changes:
+        return []
+    title = paragraph(("What saves most", "bold"), ("  predicted, of each by itself", "dim"))
+    return [
+        title,
+        *(paragraph((each.saved_in_words, "bold #2ec4a6"), f": {each.in_words}") for each in changes),
+        Text(""),
     ]
 
 
@@ -125,7 +140,7 @@ def _script(view: View) -> list[Text]:
     if not changes:
         return []
     rows = [
-        paragraph(("Change in the script", "bold"), ("  predicted, of each by itself", "dim")),
+        paragraph(("Change in the script", "bold"), ("  in full; predicted, of each by itself", "dim")),
     ]
     for change in changes:
         saved = change.saved_in_words

@@ -30,7 +30,9 @@ def words(text: str, style: str = "") -> Text:
 
 
 def operator(name: str) -> Text:
-    """A long one by its end, which tells it from others: columns after it must be on the screen."""
+    """As the other views name it, without torch's namespace; a long one by its end, which tells it from others: columns
+    after it must be on the screen."""
+    name = name.removeprefix("aten::")
     return words(name if len(name) <= _LONGEST_OPERATOR else f"...{name[3 - _LONGEST_OPERATOR :]}")
 
 
