@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -74,6 +75,9 @@ def kinds_html(kinds: Iterable[str], basis: str = "") -> str:
 
 _MOST_ON_A_LINE = 24  # characters of a cell; longer ones are words, not figures, and may be broken
 
+# Where a long name of a module is broken first; `html_text` writes neither inside an entity.
+_BREAK_AFTER = re.compile(r"[._]")
+
 
 def table(
     title: str,
@@ -106,7 +110,10 @@ def _row(cells: Sequence[str], tag: str, num_text: int) -> str:
             # As a class: a line may break after a space of any width, and the name would stand beneath its own row.
             kinds, cell = [*kinds, "inner"], cell.removeprefix(INNER)
         css_class = f' class="{" ".join(kinds)}"' if kinds else ""
-        texts.append(f"<{tag}{css_class}>{html_text(cell)}</{tag}>")
+        text = html_text(cell)
+        if position == 0 and len(cell) > _MOST_ON_A_LINE:
+            text = _BREAK_AFTER.sub(r"\g<0><wbr>", text)
+        texts.append(f"<{tag}{css_class}>{text}</{tag}>")
     return f"<tr>{''.join(texts)}</tr>"
 
 

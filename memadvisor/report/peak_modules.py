@@ -10,7 +10,7 @@ from memadvisor.report.blocks import MEASURED, Block, Figure, Missing, table
 from memadvisor.report.escape import plotly_text, shortened
 from memadvisor.report.view import RankView
 from memadvisor.report.words import STACK, category_name, color_of, unit_name
-from memadvisor.run.records import UNEXPLAINED
+from memadvisor.run.records import UNEXPLAINED, Storage
 from memadvisor.units import format_bytes, format_seconds
 
 NUM_LARGEST_SHOWN = 12
@@ -134,20 +134,25 @@ def largest_storages(view: RankView) -> Block | None:
         return None
     return table(
         "Largest storages at the peak",
-        ("module", "category", "operator", "shape", "dtype", "born in", "bytes"),
+        ("module", "category", "made by", "tensor", "bytes"),
         (
             (
                 storage.module or unit_name(storage.unit),
                 category_name(storage.category),
-                storage.operator.removeprefix("aten::") or "-",
-                storage.shape,
-                storage.dtype,
-                storage.phase,
+                _maker(storage),
+                f"{storage.dtype} {storage.shape}".strip(),
                 format_bytes(storage.size_bytes),
             )
             for storage in peak.largest[:NUM_LARGEST_SHOWN]
         ),
         kinds=(MEASURED,),
         basis=f"{view.traced_basis}, at {format_seconds(peak.time_s)}, {peak.position}",
-        num_text=6,
+        num_text=4,
     )
+
+
+def _maker(storage: Storage) -> str:
+    """`mm, forward`; of what was there when the step began, that it was."""
+    operator = storage.operator.replace("aten::", "")
+    phase = "before the step" if storage.phase == "baseline" else storage.phase
+    return f"{operator}, {phase}" if operator else phase

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memadvisor.report.blocks import table
 from memadvisor.report.escape import html_text, html_with_code, plotly_text, script_json, shortened, visible
 from tests.report.hostile import HOSTILE_NAMES
 
@@ -86,3 +87,13 @@ def test_code_stands_between_backticks_and_an_odd_one_stays():
 def test_a_long_name_keeps_its_end():
     assert shortened("model.decoder.layers.17.attention", 12) == "…7.attention"
     assert shortened("head") == "head"
+
+
+def test_a_long_name_of_a_module_is_broken_at_its_dots_first():
+    """`up.8.normalizati` stood above `on_before_first_c`."""
+    block = table(
+        "T", ("module", "bytes"), [("up.8.normalization_before_first", "1 B"), ("a_b.c", "2 B")], kinds=()
+    )
+
+    assert "up.<wbr>8.<wbr>normalization_<wbr>before_<wbr>first</td>" in block.text
+    assert ">a_b.c</td>" in block.text

@@ -2,8 +2,10 @@
 
 from types import SimpleNamespace
 
+import pytest
+
 from memadvisor.analyzers.peak import ModuleBytes
-from memadvisor.report.peak_modules import _foreground
+from memadvisor.report.peak_modules import _foreground, _maker
 
 
 def test_what_no_trained_model_holds_has_a_tile_of_its_own():
@@ -21,3 +23,16 @@ def test_what_no_trained_model_holds_has_a_tile_of_its_own():
     tiles = {(unit, size_bytes) for unit, _, _, size_bytes in _foreground(peak, 20) if size_bytes}
 
     assert tiles == {("(AveragedModel)", 40), ("blocks.0", 30), ("(model)", 20), ("(no module)", 10)}
+
+
+@pytest.mark.parametrize(
+    ("operator", "phase", "said"),
+    [
+        ("aten::mm", "forward", "mm, forward"),
+        ("inside aten::mkldnn_convolution", "backward", "inside mkldnn_convolution, backward"),
+        ("", "baseline", "before the step"),
+    ],
+)
+def test_who_made_a_storage_and_when_are_one_column(operator, phase, said):
+    """Of seven columns the last, the bytes, was off the screen of a narrow window."""
+    assert _maker(SimpleNamespace(operator=operator, phase=phase)) == said
