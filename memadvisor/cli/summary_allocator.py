@@ -19,7 +19,10 @@ def allocator(found: Fragmentation) -> RenderableType:
     """One line of totals, what lies outside the allocator, the segments that waste most, and the replay."""
     measured = found.measured
     if measured is None:
-        title = heading("Reserved", f"predicted for a CUDA device: {_replayed(found)}")
+        title = heading(
+            "Reserved",
+            f"predicted for a CUDA device, whose blocks may be larger than what is asked for: {_replayed(found)}",
+        )
         return Group(title)
     title = heading(
         "Reserved",

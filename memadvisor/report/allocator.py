@@ -29,7 +29,7 @@ def reserved_memory(view: RankView) -> Block | None:
             kinds=(PREDICTED,),
             basis=view.traced_basis,
             note="This run was on a CPU. Its allocations and frees were replayed through a simulated CUDA caching "
-            "allocator; what a GPU's operators allocate inside themselves may differ.",
+            "allocator, whose blocks may be larger than what was asked for; what a GPU's operators allocate inside themselves may differ.",
         )
     rows = [*_totals(measured), *_predicted(found)]
     if found.error_fraction is not None:
