@@ -19,6 +19,7 @@ from memadvisor.analyzers.nested_backwards import with_nested_backwards
 from memadvisor.analyzers.observed_collectives import observed_collectives
 from memadvisor.analyzers.out_of_memory import way_on
 from memadvisor.analyzers.own_messages import with_own_messages
+from memadvisor.analyzers.own_updates import own_updates
 from memadvisor.analyzers.pieces import (
     Piece,
     checkpointing_units,
@@ -144,6 +145,11 @@ class RecordedStep:
         self._updates_together = not asked.fused_updates and any(
             row.phase == "optimizer" and row.name.startswith("aten::_foreach_") for row in rank.operators
         )
+        ranks_of = {group.name: group.num_ranks for group in self._groups}
+        sharing = {u.name: ranks_of[u.shard_group] for u in self._units if u.shard_group in ranks_of}
+        self._own_updates = own_updates(
+            rank, self._pieces, self._states, together=self._updates_together, sharing=sharing
+        )
         self._may_update_by_unit = not asked.fused_updates and updates_in_pieces(rank)
         self._constant_bytes = constant_states(rank, step, self._states)
         self._synced = _synced(rank, self._pieces)
@@ -199,6 +205,7 @@ class RecordedStep:
             leaves_gradients_alone=self._leaves_gradients_alone,
             updates_together=self._updates_together,
             may_update_by_unit=self._may_update_by_unit,
+            own_updates=self._own_updates,
             shard_groups=self._groups,
             holder=_holder(self._rank),
             late=late_sharding(rank, step) if self._groups else NOTHING_LATE,

@@ -125,6 +125,7 @@ class EngineUnits:
             early=schedule.updated_in_backward,
             apart={*self.away, *schedule.updated_alone},
             together=self._step.updates_together,
+            own=self._step.own_updates,
         )
 
     # ---- while it travels --------------------------------------------------------------------

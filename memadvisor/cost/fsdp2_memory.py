@@ -93,7 +93,10 @@ class Fsdp2Memory:
             for name, states in self.step.states.items()
             if name in num_ranks
         }
-        return shares_of_one_by_one(trained_bytes, apart=apart, together=self.step.updates_together)
+        step = self.step
+        return shares_of_one_by_one(
+            trained_bytes, apart=apart, together=step.updates_together, own=step.own_updates
+        )
 
     # ---- what is held --------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from typing import NamedTuple
 
@@ -155,7 +156,8 @@ class _Player:
         self.lanes.compute(place, segment.duration_s * share + self.activations.rounding_s(position))
         self.engine.leave(segment)
         if self.watcher is not None:
-            self.watcher.segment(position, self.engine.tensors(), self._temporaries_share(position, view))
+            share = float(self._temporaries_share(position, view))
+            self.watcher.segment(position, self.engine.tensors(), share)
         if leaves:
             if segment.phase == "backward" and self.engine_time.is_known:
                 name = segment.unit or ""
@@ -185,13 +187,14 @@ class _Player:
             return
         self.moments.add_peak(place, position, view, self.engine.held())
 
-    def _temporaries_share(self, position: int, view: View) -> float:
+    def _temporaries_share(self, position: int, view: View) -> float | Fraction:
         is_as_captured = self.engine.replays and not self.updated_alone
         if self.step.segments[position].phase != "optimizer" or is_as_captured:
             return 1.0
-        return self.engine.updates.late_temporaries(sum(self._growth(position, view, 1.0).values()))
+        grown_bytes = sum(self._growth(position, view, 1.0).values())
+        return self.engine.updates.late_temporaries(grown_bytes, position)
 
-    def _growth(self, position: int, view: View, share: float) -> Bytes:
+    def _growth(self, position: int, view: View, share: float | Fraction) -> Bytes:
         """What a segment reaches above its start, times `share`."""
         start, peak = self.activations.start(position, view), self.activations.peak(position, view)
         return {c: math.ceil((peak.get(c, 0) - start.get(c, 0)) * share) for c in {**peak, **start}}
@@ -258,7 +261,7 @@ class _Player:
         scratch = {"temporary": self.engine.coding_bytes(action.unit)}
         self._tell_states(scratch)
         if self.watcher is not None and action.kind is ActionKind.UPDATE:
-            self.watcher.update(action.unit, self.engine.updates.temporaries((action.unit,)))
+            self.watcher.update(action.unit, float(self.engine.updates.temporaries((action.unit,))))
         if scratch["temporary"]:
             self._moment_here(self.step.places[here.position], here, scratch)
 
@@ -268,7 +271,7 @@ class _Player:
         self.lanes.compute(f"update of {action.unit}", self._alone_s(action.unit))
         self.engine.act(action)
         if self.watcher is not None:
-            self.watcher.update(action.unit, self.engine.updates.temporaries((action.unit,)))
+            self.watcher.update(action.unit, float(self.engine.updates.temporaries((action.unit,))))
 
     def _page(self, action: Action, here: _Here) -> None:
         """A gather or a reduction of what lies on another tier."""
@@ -332,14 +335,13 @@ class _Player:
         due = [name for name in self.updates_due if not self.engine.is_reducing(name)]
         for name in due:
             self.updates_due.remove(name)
-            share = self.engine.updates.temporaries((name,))
             place = f"update of {name}"
             held = self._held_by_autograd(here)
-            self._moment_here(place, here, added(self._update_temporaries(share), held))
+            self._moment_here(place, here, added(self._update_temporaries(name), held))
             self.lanes.compute(place, self._update_s((name,)))
             self._tell_place(place)
             if self.watcher is not None:
-                self.watcher.update(name, share, held)
+                self.watcher.update(name, float(self.engine.updates.temporaries((name,))), held)
             self.engine.spend(name)
             self._tell_states()
 
@@ -352,11 +354,12 @@ class _Player:
     def _update_s(self, names: tuple[str, ...]) -> float:
         return self.optimizer_s * self.engine.updates.time(names)
 
-    def _update_temporaries(self, share: float) -> Bytes:
-        """What an optimizer allocates beside its state, when its largest piece is `share` of the largest parameter."""
+    def _update_temporaries(self, name: str) -> Bytes:
+        """What an optimizer allocates beside its state to update one unit."""
         most: Bytes = {}
         for position in self.step.optimizer_at:
             view = self.engine.view(self.step.segments[position])
+            share = self.engine.updates.temporaries((name,), position)
             most = max(most, self._growth(position, view, share), key=lambda found: sum(found.values()))
         return most
 

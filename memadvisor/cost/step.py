@@ -7,15 +7,17 @@ told apart from bytes that it cannot, so that replaying the segments unchanged g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from memadvisor.cost.kept import ForwardOperators
 from memadvisor.cost.late_sharding import NOTHING_LATE, LateSharding
 from memadvisor.cost.level import Level, Totals
+from memadvisor.cost.own_updates import OwnUpdates
 from memadvisor.cost.parts import PartedOptions
 from memadvisor.cost.places import place_in
+from memadvisor.cost.play_order import play_order
 from memadvisor.cost.rounded_activations import RoundableStorage, RoundingCost, Timeline
 from memadvisor.cost.saved import SavedStorages
 from memadvisor.cost.second_run import FREE, SecondRun, SecondRunCost
@@ -168,7 +170,7 @@ class CapturedStep:
     schedules that may be played over it. `leaves_gradients_alone`: between the last backward and the optimizer step, as
     far as is known. `late`: what the script's FSDP2 leaves to the last micro-batch. `updates_together`: the optimizer's
     own temporaries are of all parameters that one of its steps updates (foreach); `may_update_by_unit`: an engine may
-    have it update some at a time. `shard_groups`: those of a script that shares its model by FSDP2; `holder`: who keeps
+    have it update some at a time; `own_updates`: what it allocates for some of them. `shard_groups`: those of a script that shares its model by FSDP2; `holder`: who keeps
     engines from moving states, "FSDP2", or parameters, "torch.compile". `saved`: what units' forwards keep for their
     backwards and may wait elsewhere. `roundable`: what of it may be in fewer bits meanwhile; `timelines`: what comes and
     goes in each segment; `rounding_cost`: None where it was not measured. `make_parted`: see `parted`. `second_runs`:
@@ -199,6 +201,7 @@ class CapturedStep:
     leaves_gradients_alone: bool = False
     updates_together: bool = False
     may_update_by_unit: bool = False
+    own_updates: OwnUpdates = field(default_factory=OwnUpdates)
     shard_groups: tuple[ShardGroup, ...] = ()
     holder: str = ""
     late: LateSharding = NOTHING_LATE
@@ -342,7 +345,7 @@ class CapturedStep:
     @cached_property
     def order(self) -> tuple[tuple[int, bool, bool], ...]:
         """Positions of segments as they are played (play_order)."""
-        return tuple(play_order(self))
+        return tuple(play_order(self.segments, self.repeats))
 
     @cached_property
     def models(self) -> Mapping[str, str]:
@@ -374,27 +377,3 @@ class CapturedStep:
             counts = segment.phase == "optimizer" or is_units
             edges.append((counts and first[key] == position, counts and last[key] == position))
         return tuple(edges)
-
-
-def play_order(step: CapturedStep) -> Iterator[tuple[int, bool, bool]]:
-    """Positions in order, each micro-batch `repeats` times; whether it is of the last, and was played before."""
-    blocks = dict.fromkeys(s.micro_batch for s in step.segments if s.micro_batch is not None)
-    last = next(reversed(blocks), None)
-    position = 0
-    while position < len(step.segments):
-        micro_batch = step.segments[position].micro_batch
-        if micro_batch is None:
-            yield position, False, False
-            position += 1
-            continue
-        end = position
-        while end < len(step.segments) and step.segments[end].micro_batch == micro_batch:
-            end += 1
-        final = max(step.segments[inside].walk for inside in range(position, end))
-        for repeat in range(step.repeats):
-            is_last = micro_batch == last and repeat == step.repeats - 1
-            for inside in range(position, end):
-                segment = step.segments[inside]
-                is_of_derivative = segment.phase == "backward" and segment.walk < final
-                yield inside, is_last and not is_of_derivative, repeat > 0
-        position = end

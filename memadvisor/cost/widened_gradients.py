@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from fractions import Fraction
 
 from memadvisor.cost.states import UnitSizes
 
@@ -25,14 +26,17 @@ class WidenedGradients:
         return {} if self._now is None else {("gradient", self._now): self._bytes[self._now]}
 
     def fullest(
-        self, temporary_bytes: int, names: Collection[str], share_of: Callable[[Iterable[str]], float]
-    ) -> float:
+        self,
+        temporary_bytes: int,
+        names: Collection[str],
+        share_of: Callable[[Iterable[str]], float | Fraction],
+    ) -> float | Fraction:
         """Be where a step that updates these units has most beside the states, and give `share_of` what is updated there.
 
         temporary_bytes: what the optimizer itself allocates meanwhile, times that share.
         """
         rest = [name for name in names if name not in self._bytes]
-        shares: dict[str | None, float] = {n: share_of((n,)) for n in names if n in self._bytes}
+        shares: dict[str | None, float | Fraction] = {n: share_of((n,)) for n in names if n in self._bytes}
         if rest or not shares:
             shares[None] = share_of(rest)
         self._now = max(

@@ -10,6 +10,7 @@ from memadvisor.cost.allocator_replay import replay
 from memadvisor.cost.allocator_settings import MIB, AllocatorSettings
 from memadvisor.cost.fsdp2_memory import Fsdp2Memory, streams_of
 from memadvisor.cost.late_sharding import NOTHING_LATE, LateSharding
+from memadvisor.cost.own_updates import OwnUpdates
 from memadvisor.cost.step import StepStorage
 from memadvisor.run.parallel_records import ShardGroup
 from memadvisor.run.records import Parameter
@@ -90,6 +91,7 @@ def memory_of_groups(
         segments=[],
         storages=[],
         updates_together=True,
+        own_updates=OwnUpdates(),
     )
     schedule = SimpleNamespace(
         shard_ranks=3, num_ranks=3 * num_replicas, is_native=True, updated_alone=updated_alone
@@ -103,9 +105,9 @@ def test_units_that_are_updated_one_after_another_have_what_an_update_of_their_s
         memory_of_groups(*"abcd", updated_alone=names).updates for names in ("", "abcd", "ab")
     )
 
-    assert (at_once.late_temporaries(800), at_once.late_time()) == (1, 1)
-    assert (apart.late_temporaries(800), apart.late_time(), apart.time(("a",))) == (1 / 4, 0, 1 / 4)
-    assert (some.late_temporaries(800), some.late_time()) == (1 / 2, 1 / 2)
+    assert (at_once.late_temporaries(800, 0), at_once.late_time()) == (1, 1)
+    assert (apart.late_temporaries(800, 0), apart.late_time(), apart.time(("a",))) == (1 / 4, 0, 1 / 4)
+    assert (some.late_temporaries(800, 0), some.late_time()) == (1 / 2, 1 / 2)
 
 
 def test_a_gather_has_its_output_beside_the_last_one_and_then_beside_the_parameters():

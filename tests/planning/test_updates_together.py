@@ -37,10 +37,7 @@ def test_what_a_units_update_allocates_is_of_that_unit(foreach):
     assert step.updates_together == foreach
     assert measured_losses == losses
     assert predicted.position == "optimizer step"
-    measured_bytes = applied.ranks[0].traced_step.peak_allocated_bytes
-    assert measured_bytes == pytest.approx(
-        predicted.total_bytes, abs=64
-    )  # numbers that Python hands to operators
+    assert applied.ranks[0].traced_step.peak_allocated_bytes == predicted.total_bytes
 
 
 def test_updated_unit_by_unit_a_step_holds_the_temporaries_of_one():
@@ -52,8 +49,39 @@ def test_updated_unit_by_unit_a_step_holds_the_temporaries_of_one():
 
     assert measured_losses == losses
     assert predicted.peak.total_bytes < 0.9 * step.peak_bytes
-    measured_bytes = applied.ranks[0].traced_step.peak_allocated_bytes
-    assert measured_bytes == pytest.approx(predicted.peak.total_bytes, abs=64)
+    assert applied.ranks[0].traced_step.peak_allocated_bytes == predicted.peak.total_bytes
+
+
+def in_groups(parameters):
+    """One for each of the first layers, and one of all others; with weight decay RMSprop has two temporaries of each."""
+    parameters = list(parameters)
+    groups = [{"params": parameters[first : first + 4]} for first in range(0, 24, 4)]
+    groups.append({"params": parameters[24:]})
+    return torch.optim.RMSprop(groups, lr=1e-3, weight_decay=0.1, foreach=True)
+
+
+def asgd(parameters):
+    """Which makes a number of each parameter too."""
+    return torch.optim.ASGD(parameters, lr=1e-3, foreach=True)
+
+
+def rprop(parameters):
+    """Which goes from one parameter to the next inside its operators on all."""
+    return torch.optim.Rprop(parameters, lr=1e-3, foreach=True)
+
+
+@pytest.mark.parametrize("make_optimizer", [in_groups, asgd, rprop])
+@pytest.mark.parametrize("place", [{"update_by_unit": True}, {"optimizer_tier": "disk"}])
+def test_a_units_update_allocates_what_its_own_parameters_had(make_optimizer, place):
+    """Not the unit's share of what the largest group had, with which peaks were predicted up to 8.5 % too low."""
+    run, losses = recorded(OneWord, 1, False, make_optimizer=make_optimizer)
+    step = captured_step(run)
+    plan = make_plan(1, 0, **place)
+    predicted = simulate(step, write_schedule(plan, step.units), None, transfers=DISK)
+    applied, measured_losses = recorded(OneWord, 1, False, plan, make_optimizer)
+
+    assert measured_losses == losses
+    assert applied.ranks[0].traced_step.peak_allocated_bytes == predicted.peak.total_bytes
 
 
 def test_the_advised_plan_updates_unit_by_unit_where_that_alone_makes_it_fit():
