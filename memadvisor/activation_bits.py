@@ -32,8 +32,8 @@ def rounded_bytes(num_elements: int, bits: int) -> int:
 
 def rounding_scratch_bytes(num_elements: int, device: str) -> int:
     """What is beside a tensor and its codes while it is rounded: for each element of a stretch a float32 of itself, one
-    of noise, two random bytes, and its code."""
-    return 11 * stretch_elements(num_elements, device)
+    of noise, two random bytes, and its code; for each block of it the inverse of its step."""
+    return 11 * stretch_elements(num_elements, device) + 4 * -(-num_elements // BLOCK_ELEMENTS)
 
 
 def restoring_scratch_bytes(num_elements: int, bits: int, dtype: str, device: str) -> int:

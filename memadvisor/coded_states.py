@@ -54,8 +54,15 @@ def stretch_elements(num_elements: int, device: str) -> int:
 
 
 def scratch_bytes(num_elements: int, device: str) -> int:
-    """Beside a tensor and its codes while it is coded: a float32, an index of 4 bytes and a bool for each element."""
-    return 9 * stretch_elements(num_elements, device)
+    """Beside a tensor and its codes while it is coded: a float32, an index of 4 bytes and a bool for each element of the
+    first stretch, and 17 bytes for each block of one: its range, or where its table begins. Of the stretch before, what was
+    found of its blocks is there meanwhile, 5 bytes of each."""
+    first = stretch_elements(num_elements, device)
+    if first > BLOCK_ELEMENTS:  # whole blocks
+        first -= first % BLOCK_ELEMENTS
+    second = min(first, num_elements - first)
+    first_blocks, second_blocks = -(-first // BLOCK_ELEMENTS), -(-second // BLOCK_ELEMENTS)
+    return 9 * first + max(17 * first_blocks, 5 * first_blocks + 17 * second_blocks)
 
 
 def optimizer_bits_text(bits: int) -> str:

@@ -64,6 +64,19 @@ def peaks_bytes(changes, ends_ns):
     return [max(totals[first : last + 1]) for first, last in pairwise(places)]
 
 
+def highest_bytes(function):
+    """What is there at most of what a call allocates."""
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profiler:
+        function()
+    alive = highest = 0
+    for _, delta_bytes in memory_changes(profiler):
+        alive += delta_bytes
+        highest = max(highest, alive)
+    return highest
+
+
 def count_other_threads():
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     ctypes.c_bool.in_dll(library, "FLAGS_caffe2_report_cpu_memory_usage").value = True

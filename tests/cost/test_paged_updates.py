@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memadvisor.analyzers.segments import captured_step
-from memadvisor.coded_states import TABLES_BYTES
+from memadvisor.coded_states import TABLES_BYTES, scratch_bytes
 from memadvisor.cost.flats import piece_elements
 from memadvisor.cost.simulate import simulate
 from memadvisor.cost.transfers import TransferTimes, transfer_times
@@ -135,7 +135,8 @@ def test_state_in_codes_is_expanded_one_unit_after_another(ranks, stage):
         found = moment.by_category_bytes["optimizer_state"]
         assert found == before[moment.position] - total + resting + held, moment.position
         assert moment.by_category_bytes["other"] >= TABLES_BYTES
-    coding = [m for m in coded.moments if m.by_category_bytes.get("temporary") == 9 * min(largest, 2**16)]
+    scratch = scratch_bytes(largest, "cpu")
+    coding = [m for m in coded.moments if m.by_category_bytes.get("temporary") == scratch]
     assert coding and all(moment.position == "optimizer step" for moment in coding)
     added_s = coded.step_time_s - plain.step_time_s
     assert added_s == pytest.approx(sum(decoded) / read + sum(decoded) / write)

@@ -7,10 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memadvisor.activation_bits import BITS, rounded_bytes
+from memadvisor.activation_bits import BITS, rounded_bytes, rounding_scratch_bytes
 from memadvisor.compression import BLOCK_ELEMENTS
 from memadvisor.engines.activations.rounded import Noise, packed_mask, restore, rounded
 from memadvisor.engines.activations.rounding_cost import measure_rounding
+from tests.capture.true_peak import highest_bytes
 
 LENGTHS = st.integers(1, 3 * BLOCK_ELEMENTS + 1) | st.sampled_from([2**15 - 256, 2**16 + 3])
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64])
@@ -136,3 +137,12 @@ def test_what_rounding_costs_is_measured_without_a_trace_in_the_training():
     assert all(0 <= seconds < 1 for costs_s in measured for seconds in costs_s)
     assert max(costs_s[1] for costs_s in measured) > 0 and max(costs_s[3] for costs_s in measured) > 0
     assert torch.equal(torch.get_rng_state(), before) and torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("count", [2**15, 2**16 + 3])
+def test_rounding_allocates_what_the_formula_says(count, bits):
+    """Without what each block has, peaks were predicted up to 0.03 % too low."""
+    values, noise = torch.randn(count), Noise(CPU, 0)
+    told_bytes = rounded_bytes(count, bits) + rounding_scratch_bytes(count, "cpu")
+    assert 0 <= highest_bytes(lambda: rounded(values, bits, noise)) - told_bytes <= 16
