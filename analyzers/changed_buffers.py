@@ -7,7 +7,7 @@ without telling (engines/activations/changing_buffers.py copies those of all nor
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from memadvisor.run.records import Operator, Saved
 from memadvisor.run.run import RankRun
@@ -26,9 +26,19 @@ class Copies:
 
     def __call__(self, operators: Iterable[Operator], saved: Iterable[Saved]) -> tuple[int, int]:
         """Bytes of those that these operators of a forward change, and of those among them that autograd saves."""
-        kept = {row.storage_id for row in saved if "batch_norm" in (row.operator or "")}
+        kept = {row.storage_id for row in saved if _is_of_norm(row)}
         changed = {operator.changes for operator in operators if operator.changes is not None}
         return self._bytes(kept | changed), self._bytes(kept)
 
+    def saved(self, rows: Iterable[Saved]) -> Iterator[tuple[int, Saved]]:
+        """Of these, those that autograd saves, with their bytes."""
+        for row in rows:
+            if _is_of_norm(row) and row.storage_id in self._sizes:
+                yield self._sizes[row.storage_id], row
+
     def _bytes(self, storages: Iterable[int]) -> int:
         return sum(self._sizes.get(storage_id, 0) for storage_id in storages)
+
+
+def _is_of_norm(row: Saved) -> bool:
+    return "batch_norm" in (row.operator or "")

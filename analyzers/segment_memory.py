@@ -7,9 +7,9 @@ between units is a `BoundaryTensor`; everything else is in the segments' levels 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from typing import NamedTuple
@@ -27,6 +27,7 @@ from memadvisor.analyzers.step_storages import step_storages
 from memadvisor.analyzers.unit_operators import Forward, unit_forwards
 from memadvisor.analyzers.unit_parts import parted_passes
 from memadvisor.analyzers.walked_twice import dropped_copies
+from memadvisor.analyzers.weight_casts import is_weight_cast
 from memadvisor.cost.kept import ForwardOperators
 from memadvisor.cost.level import Level
 from memadvisor.cost.rounded_activations import RoundableStorage, Timeline
@@ -105,6 +106,7 @@ def segment_memory(placement: Placement, divisor: int | Fraction) -> Memory:
     levels, timelines = [], []
     missed: dict[int, int] = {}
     operators = {}
+    recast = _casts_again(rank, pieces, placed)
     asked, dropped = first_asked(rank.saved, passes, placed), dropped_copies(placed, passes)
     for position, piece in enumerate(pieces):
         unsaved = _without_saving(piece, events[position], placed, freed, casts)
@@ -112,6 +114,8 @@ def segment_memory(placement: Placement, divisor: int | Fraction) -> Memory:
             unsaved = _with_drops(unsaved, dropped[position], placed)
         around = asked.get(position)
         level, timeline = _levels(piece, start, events[position], unsaved, placed, gradients, buffers, around)
+        if position in recast:
+            level = replace(level, growth=dict(recast[position] + Counter(level.growth)))
         levels.append(level)
         timelines.append(timeline)
         counts = level.captured.peak if around is None else level.captured.peak_unsaved
@@ -339,6 +343,25 @@ def _with_drops(
         for time_s, number in drops
     ]
     return sorted((*events, *ends), key=lambda event: (event.time_s, event.delta_bytes > 0))
+
+
+def _casts_again(
+    rank: RankRun, pieces: Sequence[Stretch], placed: Sequence[Placed]
+) -> dict[int, Counter[str]]:
+    """By forward segment of a later call of a unit in a micro-batch: copies of weights that an earlier one has left in
+    autocast's cache, and that nothing keeps for a backward, as of biases. When the later one runs again it makes its own."""
+    found: dict[int, Counter[str]] = defaultdict(Counter)
+    for item in placed:
+        outlives = 0 <= item.birth < item.death and not item.saved
+        if not outlives or not is_weight_cast(item.row, rank.parameters):
+            continue
+        maker = pieces[item.birth]
+        for position in range(item.birth + 1, min(item.death + 1, len(pieces))):
+            piece = pieces[position]
+            is_of_unit = (piece.unit, piece.micro_batch) == (maker.unit, maker.micro_batch)
+            if piece.phase == maker.phase == "forward" and is_of_unit and piece.call > maker.call:
+                found[position][item.row.category] += item.row.size_bytes
+    return found
 
 
 def _growth(piece: Stretch, events: Sequence[_Event], placed: Sequence[Placed]) -> dict[str, int]:

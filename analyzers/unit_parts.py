@@ -76,9 +76,18 @@ class _Trace:
 
     def copied_bytes(self, start_s: float, end_s: float) -> int:
         """Of buffers that change meanwhile."""
-        rows = self._saved
-        first, last = (bisect_left(rows, at, key=lambda row: row.saved_s) for at in (start_s, end_s))
-        return self._copies(self.between(start_s, end_s), rows[first:last])[0]
+        return self._copies(self.between(start_s, end_s), self._saved_between(start_s, end_s))[0]
+
+    def saved_copies(self, start_s: float, end_s: float, asked_s: float) -> Iterator[Change]:
+        """Copies of such buffers that autograd saves in a second run, which begins at `asked_s`, until it lets go of them."""
+        for size_bytes, row in self._copies.saved(self._saved_between(start_s, end_s)):
+            yield Change(asked_s, size_bytes, "temporary")
+            if row.released_s is not None:
+                yield Change(row.released_s, -size_bytes, "temporary")
+
+    def _saved_between(self, start_s: float, end_s: float) -> Sequence[Saved]:
+        first, last = (bisect_left(self._saved, at, key=lambda row: row.saved_s) for at in (start_s, end_s))
+        return self._saved[first:last]
 
 
 def parted_passes(
@@ -299,6 +308,7 @@ class _Pass:
             saved_s=last_saved_s,
             growth=highest({}, self._changes(inside, last_saved_s), ()),
             put_back=tuple(self._put_back(call.row.start_s, call.row.end_s) for call in calls),
+            saved_copies=tuple(self._trace.saved_copies(start_s, end_s, min(asked))),
             run=self._second_run(start_s, end_s, saved, len(calls)),
             holds_input=any(self._holds(n, start_s, end_s) for n in calls[0].inputs),
         )

@@ -50,8 +50,8 @@ class Part:
     """`asked_s`: when autograd first asks for something of it, and `over_s`: has let go of it all. `growth`: what running
     it again has at its highest instant; `start_s`, `saved_s`: of the forward, what that does again, up to the last
     tensor that it saves. `put_back`: the generator's state, as it was when each module was called, and copies of
-    buffers that it changes. `holds_input`: it is called with what its unit is called with, and autograd does not keep that
-    for it."""
+    buffers that it changes; `saved_copies`: of these, those that autograd saves when it runs again. `holds_input`: it is
+    called with what its unit is called with, and autograd does not keep that for it."""
 
     modules: Modules
     storages: tuple[PartStorage, ...]
@@ -63,6 +63,7 @@ class Part:
     put_back: tuple[Change, ...]
     run: SecondRun
     holds_input: bool = False
+    saved_copies: tuple[Change, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -109,6 +110,7 @@ class PartedPass:
         level = self._with_state(start, self.put_back_bytes)
         changes = [Change(part.over_s, -part.put_back_bytes, "temporary") for part in self.parts]
         for part in self.parts:
+            changes += part.saved_copies
             for storage in part.storages:
                 level[storage.category] = level.get(storage.category, 0) - storage.size_bytes
                 changes.append(Change(part.asked_s, storage.size_bytes, storage.category))

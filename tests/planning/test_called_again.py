@@ -89,6 +89,16 @@ def test_weights_that_autocast_has_cast_are_cast_again_in_each_second_run():
     assert measured == pytest.approx(predicted, rel=2e-3)
 
 
+def test_so_are_biases_which_nothing_keeps_for_the_backward():
+    """Only autocast's cache has had them: a later call makes in its second run all that the first one has, but for the copy
+    of the weight, which is counted where autograd keeps it."""
+    run, _ = recorded(ConvLstm, 1, True)
+    first, *later = (s for s in captured_step(run).segments if (s.phase, s.unit) == ("forward", "cells.1"))
+    weight_bytes = 2 * 16 * 16 * 3 * 3
+
+    assert {sum(first.growth.values()) - sum(each.growth.values()) for each in later} == {weight_bytes}
+
+
 def predicted_and_measured(kind, num_micro_batches, chosen, bf16):
     """Peaks in bytes, and the losses of the plain and the applied run."""
     run, losses = recorded(kind, num_micro_batches, bf16)
