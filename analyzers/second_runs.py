@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from memadvisor.analyzers.changed_buffers import Copies
+from memadvisor.analyzers.changed_buffers import Copies, compiled_statistics
 from memadvisor.analyzers.placement import Stretch
 from memadvisor.cost.second_run import FREE, SecondRun, SecondRunCost
 from memadvisor.run.records import Operator
@@ -54,7 +54,7 @@ def second_runs(
     starts = [operator.start_s for operator in operators]
     rows = sorted(rank.saved, key=lambda row: row.saved_s)
     saved = [row.saved_s for row in rows]
-    copies_in = Copies(rank)
+    copies_in, compiled_bytes = Copies(rank), compiled_statistics(rank)
     found: dict[tuple[str, int | None], SecondRun] = {}
     work: dict[tuple[str, int | None], tuple[_Work, ...]] = defaultdict(tuple)
     for piece, whole_s in zip(pieces, durations, strict=True):
@@ -67,6 +67,8 @@ def second_runs(
         # One that others interrupt runs again up to the last tensor of its last part that saves any.
         earlier = before.whole_s if before is not None else 0.0
         copied_bytes, saved_copies_bytes = copies_in(inside, rows[first:last])
+        if not copied_bytes and before is None:
+            copied_bytes = compiled_bytes.get(piece.unit, 0)
         stopped = before.until_saved_s if before is not None and last == first else earlier + whole_s * share
         found[piece.unit, piece.pass_number] = SecondRun(
             whole_s=earlier + whole_s,

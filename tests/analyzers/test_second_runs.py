@@ -11,7 +11,7 @@ from memadvisor.analyzers.segments import captured_step
 from memadvisor.cost.second_run import FREE, SecondRun, SecondRunCost
 from memadvisor.cost.simulate import simulate
 from memadvisor.plan import Plan, UnitPlan
-from memadvisor.run.records import Operator, Saved
+from memadvisor.run.records import Module, Operator, Saved
 from memadvisor.write_schedule import write_schedule
 from tests.make_run import make_run, storage
 
@@ -166,3 +166,18 @@ def test_buffers_that_a_forward_changes_are_copied_and_those_that_a_batch_norm_s
     found = second_runs(rank, pieces((0, 8)), [0.4])["u", 0]
 
     assert (found.copied_bytes, found.saved_copies_bytes) == (1 + 100, 1)
+
+
+def test_running_statistics_of_norms_that_a_compiler_has_taken_in_are_copied():
+    """No operator tells of them there; of a norm that runs by itself operators do."""
+    rank = rank_with([operator(1, 2)], [saved(4.0)], device="cpu")
+    weight = replace(rank.parameters[0], name="u._orig_mod.norm.weight", num_elements=16)
+    norm = Module("u._orig_mod.norm", "BatchNorm2d", "u", is_own_forward=True)
+    other = Module("u._orig_mod.norm", "LayerNorm", "u", is_own_forward=True)
+
+    def copied_bytes(module):
+        found = second_runs(replace(rank, modules=(module,), parameters=(weight,)), pieces((0, 8)), [0.4])
+        return found["u", 0].copied_bytes
+
+    assert copied_bytes(norm) == 2 * 16 * 4 + 8
+    assert copied_bytes(other) == copied_bytes(replace(norm, is_own_forward=False)) == 0
