@@ -235,10 +235,10 @@ class Applied:
             return {3} if self._is_paged else {0}
         return {self.plan.zero_stage, *(unit.zero_stage for unit in self.plan.units)}
 
-    def _leaves_updates_alone(self) -> bool:
+    def _leaves_update_alone(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the plan can begin inside a step, in its closure. Pieces of parameters are the script's own under FSDP2 alone."""
-        is_in_pieces = self.plan.num_ranks > 1 and self._stages() != {0}
-        return is_fsdp2_in_use() if is_in_pieces else self.plan.leaves_updates_alone
+        is_left = self.plan.leaves_updates_alone or not (self._is_paged or is_elementwise(optimizer))
+        return is_fsdp2_in_use() if self.plan.num_ranks > 1 and self._stages() != {0} else is_left
 
     @property
     def _is_paged(self) -> bool:
@@ -340,16 +340,18 @@ class Applied:
     # ---- the optimizer step ------------------------------------------------------------------
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        done = None
         if not self._attached and self._awaits_closure and closure_of(args, kwargs) is not None:
             self._awaits_closure = False
-            if self._leaves_updates_alone():
+            if self._leaves_update_alone(optimizer):
                 return None  # the model is first called inside this step
+            done = args, kwargs = with_closure_done(optimizer, None, args, kwargs)  # or in here
         self.require_attached()
         self._planned.refuse_strangers(optimizer)
         slots = slots_of(optimizer, self.slot_of)
         is_offloaded = self._offload.applies(optimizer)
         if not slots and not is_offloaded:
-            return None
+            return done
         check_outside(optimizer, slots)
         self.meet(optimizer)
         self._restore(optimizer)

@@ -320,3 +320,57 @@ def test_the_peak_drops_by_the_state():
     ours, _ = peak_bytes(ON_DISK)
 
     assert plain - ours == pytest.approx(state, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "plan", [ON_DISK, make_plan(1, 3, optimizer_tier="disk", parameter_tier="disk")], ids=["state", "all"]
+)
+def test_a_plan_begins_in_the_closure_of_the_first_step(plan):
+    """Where a script, as Lightning does, first calls its model."""
+
+    def losses_and_weights():
+        torch.manual_seed(3)
+        model = Model(tied=True)
+        optimizer = make_optimizer("adamw", model)
+        data, losses = torch.Generator().manual_seed(0), []
+
+        def closure():
+            optimizer.zero_grad()
+            losses.extend(clipped_gradients(model, data, 1))
+            return losses[-1]
+
+        returned = [optimizer.step(closure) for _ in range(3)]
+        return losses, returned, copy.deepcopy(model.state_dict())
+
+    plain = losses_and_weights()
+    with applied(plan) as found:
+        ours = losses_and_weights()
+        assert found.is_attached
+
+    assert ours[:2] == plain[:2]
+    torch.testing.assert_close(dict(ours[2]), dict(plain[2]), rtol=0, atol=0)
+
+
+def test_an_optimizer_that_needs_whole_parameters_calls_its_closure_as_often_as_without_a_plan():
+    """LBFGS, several times a step: its state stays in memory."""
+
+    def losses():
+        torch.manual_seed(3)
+        model, found = Model(), []
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+        words = torch.randint(0, 13, (4, 6), generator=torch.Generator().manual_seed(0))
+
+        def closure():
+            optimizer.zero_grad()
+            loss = model(words).square().mean()
+            loss.backward()
+            found.append(float(loss))
+            return loss
+
+        for _ in range(2):
+            optimizer.step(closure)
+        return found
+
+    plain = losses()
+    with applied(ON_DISK):
+        assert losses() == plain
