@@ -37,9 +37,10 @@ def unmet(plan: Plan) -> PlanError:
     if plan.num_ranks == 1:
         return PlanError(
             "The optimizer stepped before the plan's model was called with gradients: the script trains another model "
-            "first, calls this one inside an autograd function of its own alone (as adjoint methods do), or calls the "
-            "model's forward itself, past the hooks of torch.nn.Module.",
-            hint="let the script call the model, as in model(inputs); memadvisor still profiles it as it is.",
+            "first, calls this one inside an autograd function of its own alone (as adjoint methods do), calls the model's "
+            "forward itself, past the hooks of torch.nn.Module, or compiles the whole model in place (model.compile()).",
+            hint="let the script call the model, as in model(inputs), and compile it by model = torch.compile(model); memadvisor "
+            "still profiles it as it is.",
         )
     return PlanError(
         f"The plan is for {plan.num_ranks} ranks, and the script does not use "

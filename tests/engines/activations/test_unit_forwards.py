@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from memadvisor.engines.activations.second_run import Conditions
 from memadvisor.engines.apply import apply
+from memadvisor.errors import PlanError
 from memadvisor.plan import UnitPlan
 from tests.engines.activations.test_recompute import new_model, train_alone
 from tests.engines.trainings import applied, make_plan
@@ -60,6 +61,17 @@ def test_blocks_with_forwards_of_their_own_are_left_alone(how):
     with applied(make_plan(1, policy="every-layer")):
         ours = train_alone(model(), steps=3)
     assert ours[0] == plain[0]
+
+
+def test_a_model_that_is_compiled_in_place_is_refused_with_the_way_out():
+    torch._dynamo.reset()
+    model = new_model()
+    model.compile(backend="eager")
+    with (
+        pytest.raises(PlanError, match=r"in place \(model\.compile\(\)\)"),
+        applied(make_plan(1, policy="every-layer")),
+    ):
+        train_alone(model, steps=1)
 
 
 def test_a_class_that_is_wrapped_is_compiled_elsewhere_as_without_us():
