@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from memadvisor.analyzers.matching import match_collectives
@@ -15,11 +15,13 @@ from memadvisor.cost.pipelines.work import Kind, Work
 from memadvisor.cost.step import CapturedStep, Segment
 from memadvisor.errors import UsageError
 from memadvisor.run.parallel_records import PipelineStage
+from memadvisor.run.records import Span
 from memadvisor.run.run import RankRun, Run
 from memadvisor.units import counted
 
 # Between two pieces this schedule waits for what it sends, too; others wait for that at the end.
 _WAITS_FOR_SENDS = ("Schedule1F1B",)
+_FIRST = 0  # This step learns shapes and makes optimizer state.
 _KINDS = {"forward": Kind.F, "backward": Kind.BW}
 
 
@@ -119,16 +121,27 @@ def _check_passes(rank: RankRun) -> None:
             f"No step of rank {rank.process.rank} was traced, so nothing is known of its memory.",
             hint="profile the script for more steps: the traced one comes after the warm-up.",
         )
-    own = [span for span in with_passes_apart(rank).spans if span.step == step.index]
-    counts = Counter(span.kind for span in own if span.kind in ("forward", "backward"))
-    numbers = {span.micro_batch for span in own if span.kind == "forward"}
+    spans = with_passes_apart(rank).spans
     expected = sum(stage.num_micro_batches for stage in rank.pipeline_stages)
-    if counts != {"forward": expected, "backward": expected} or numbers != set(range(expected)):
+    if not _is_one_pass_each(spans, step.index, expected):
+        counts = Counter(span.kind for span in spans if span.step == step.index)
+        indices = (other.index for other in rank.steps if other.index > _FIRST)
+        others = sorted(indices, key=lambda index: (index < step.index, index))
+        whole = next((index for index in others if _is_one_pass_each(spans, index, expected)), None)
         raise UsageError(
             f"Rank {rank.process.rank} ran {counts['forward']} forwards and {counts['backward']} backwards in the traced "
             f"step, and its stages have {counted(expected, 'micro-batch')}.",
-            hint="plans are for scripts that run their schedule once between updates.",
+            hint="plans are for scripts that run their schedule once between updates."
+            if whole is None
+            else f"step {whole} ran the schedule once: profile again with --trace-step {whole}.",
         )
+
+
+def _is_one_pass_each(spans: Iterable[Span], step: int, expected: int) -> bool:
+    own = [span for span in spans if span.step == step]
+    counts = Counter(span.kind for span in own if span.kind in ("forward", "backward"))
+    numbers = {span.micro_batch for span in own if span.kind == "forward"}
+    return counts == {"forward": expected, "backward": expected} and numbers == set(range(expected))
 
 
 def _timed(step: CapturedStep, own: Sequence[int], stage: PipelineStage) -> Iterator[tuple[Work, float]]:

@@ -54,6 +54,25 @@ def test_pipelines_that_no_plan_is_made_for_are_refused_in_a_line(run, words):
         captured_pipelines(run)
 
 
+def test_a_step_without_the_scripts_evaluation_is_named():
+    """The traced one has two forwards more, of the schedule's `eval`; a later one has not."""
+    run = a_run(num_steps=5)
+    traced = run.ranks[0].traced_step.index
+    later = traced + 1
+    whole = [span for span in run.ranks[0].spans if span.step == traced]
+    assert later in {step.index for step in run.ranks[0].steps}
+    evaluated = [Span(traced, "forward", "", 0, 1000.0 + n, 1000.5 + n) for n in range(2)]
+    ranks = tuple(
+        replace(rank, spans=(*whole, *evaluated, *(replace(span, step=later) for span in whole)))
+        for rank in run.ranks
+    )
+
+    with pytest.raises(UsageError, match="ran 4 forwards and 2 backwards") as refused:
+        captured_pipelines(replace(run, ranks=ranks))
+
+    assert f"--trace-step {later}" in refused.value.hint
+
+
 def test_a_rank_of_a_pipeline_does_not_stand_for_all_ranks():
     with pytest.raises(UsageError, match="holds stages of a pipeline"):
         captured_step(a_run())
