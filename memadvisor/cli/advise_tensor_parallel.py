@@ -40,7 +40,7 @@ def run_tensor_parallel(arguments: argparse.Namespace, run: Run) -> int:
 def run_of_its_own(arguments: argparse.Namespace, run: Run) -> int:
     """The same of ranks that reduce gradients by themselves. Raises UsageError where they have different units."""
     advice = advise_tensor_parallel(run, memory_bytes=budget_bytes(arguments.memory, run))
-    own, sharding = own_updates(run.ranks[0].process), own_sharding(run)
+    own, sharding = own_updates(run.ranks[0]), own_sharding(run)
     if sharding is not None:
         what = "shard their models by FSDP2"
         note = f"The script's own FSDP2 {sharding}: no plan sets what it frees and gathers then, and it stays as the script has it."

@@ -7,8 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memadvisor.errors import UsageError
-from memadvisor.run.documents import LATER_HOOK, ProcessInfo
-from memadvisor.run.run import Run
+from memadvisor.run.documents import LATER_HOOK
+from memadvisor.run.run import RankRun, Run
+
+# Of the parameters' bytes: a norm or a loss is less, and may be brought together in a closure or a hook of a step, which
+# share nothing out.
+_NOTICEABLE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +39,31 @@ _ZERO = OwnUpdates(
     "a ZeroRedundancyOptimizer, which shares out its states itself",
     "put the optimizer that it wraps in its place",
 )
+_GATHERING = OwnUpdates(
+    "an optimizer whose step communicates with other ranks by itself, as one that shares out its updates",
+    "let each rank update all parameters",
+)
 
 
-def own_updates(process: ProcessInfo) -> OwnUpdates | None:
+def own_updates(rank: RankRun) -> OwnUpdates | None:
     """None where there is nothing of it."""
+    process = rank.process
     found = (
         (_HOOK, process.has_ddp_hook),
         (_JOIN, process.has_ddp_join),
         (_ZERO, process.has_zero_optimizer),
         (_REPLICATE, process.has_replicate),
+        (_GATHERING, process.has_ddp and _communicates(rank)),
     )
     return next((own for own, has in found if has), None)
+
+
+def _communicates(rank: RankRun) -> bool:
+    """Whether the traced step sent more in its updates than a few numbers."""
+    sent_bytes = sum(
+        each.size_bytes for each in rank.collectives if each.phase == "optimizer" and each.group_size > 1
+    )
+    return sent_bytes > _NOTICEABLE * sum(each.size_bytes for each in rank.parameters)
 
 
 def notes_on_later_hooks(run: Run) -> Iterator[str]:
@@ -58,7 +76,7 @@ def notes_on_later_hooks(run: Run) -> Iterator[str]:
 
 def check_own_updates(run: Run, num_ranks: int) -> None:
     """Raise UsageError where `run` would refuse every plan of so many ranks but what all of them recompute."""
-    own = own_updates(run.ranks[0].process)
+    own = own_updates(run.ranks[0])
     if own is not None and min(num_ranks, run.manifest.world_size) > 1:
         raise UsageError(
             f"The script has {own.what}: `run` applies no plan for several ranks to it but what all of them recompute alike.",

@@ -123,7 +123,7 @@ def is_of_its_own(run: Run) -> bool:
     if run.manifest.world_size < 2 or (is_shared and own_sharding(run) is None):
         return False
     return all(
-        (rank.process.has_ddp is False or own_updates(rank.process) is not None)
+        (rank.process.has_ddp is False or own_updates(rank) is not None)
         and all(module.type_name != "FullyShardedDataParallel" for module in rank.modules)
         for rank in run.ranks
     )

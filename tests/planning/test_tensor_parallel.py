@@ -161,6 +161,23 @@ def test_fsdp1_and_older_runs_are_planned_for_as_before():
     assert not is_of_its_own(replace(run, ranks=(own[0], run.ranks[1])))
 
 
+@pytest.mark.parametrize(
+    ("phase", "share", "is_planned"),
+    [("optimizer", 1.0, True), ("optimizer", 0.01, False), ("backward", 1.0, False)],
+)
+def test_an_optimizer_that_shares_out_its_updates_itself_keeps_them(phase, share, is_planned):
+    """`run` refuses to share it out once more; a norm or a loss, sent in a step's closure or hooks, is nothing of it."""
+    run = make_run(num_ranks=2)
+    size_bytes = int(share * sum(each.size_bytes for each in run.ranks[0].parameters))
+    ranks = []
+    for rank in run.ranks:
+        sent = replace(rank.collectives[0], operation="all_gather", phase=phase, size_bytes=size_bytes)
+        process = replace(rank.process, has_ddp=True)
+        ranks.append(replace(rank, process=process, collectives=(*rank.collectives, sent)))
+
+    assert is_of_its_own(replace(run, ranks=tuple(ranks))) is is_planned
+
+
 @pytest.mark.parametrize("has", ["has_ddp_hook", "has_ddp_join", "has_zero_optimizer", "has_replicate"])
 def test_what_the_engine_does_not_do_in_ddps_place_stays_with_its_buckets(has):
     """No engine replaces DDP then: its buckets, alive all the time, are a part of every plan's peak."""
