@@ -367,7 +367,7 @@ class Applied:
             self._swaps[optimizer] = Swap(optimizer, self.slot_of, label=self._label)
         else:
             self._share_out(optimizer, owners, slots)
-            self._swaps[optimizer] = OwnedSwap(optimizer, self.slot_of, owners, self._executor_of)
+            self._swaps[optimizer] = OwnedSwap(optimizer, self.slot_of, owners, self._executor_of, self._note)
         return args, kwargs
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:

@@ -19,12 +19,14 @@ from memadvisor.engines.sharding.flat import Flat, Slot
 class Owners:
     """Each parameter's owner, for one optimizer; the same on all ranks. Who has one keeps it.
 
-    number: tells the optimizers of a process apart, the same on all ranks.
+    number: tells the optimizers of a process apart, the same on all ranks. has_stepped: whether other ranks' state is gone
+    from this one, as it is from the first step on. has_told: of state that came back.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, number: int, calls_closure_once: bool) -> None:
         self.number = number
         self.calls_closure_once = calls_closure_once
+        self.has_stepped = self.has_told = False
         self._optimizer = weakref.ref(optimizer)
         self._owner: weakref.WeakKeyDictionary[Slot, int] = weakref.WeakKeyDictionary()
         self._loads: list[Cost] = []

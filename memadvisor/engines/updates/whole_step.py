@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from torch.serialization import default_restore_location
+from torch.utils._pytree import tree_leaves
 
 from memadvisor.engines.sharding.executor import Executor
 from memadvisor.engines.sharding.flat import Flat, Label, Slot
@@ -31,6 +32,7 @@ from memadvisor.engines.sharding.owners import Owners, Parts
 from memadvisor.engines.sharding.released import hide, show_values
 from memadvisor.engines.sharding.sharded_step import FindSlot, parameters_of, slots_of_saved
 from memadvisor.errors import PlanError
+from memadvisor.units import counted, format_bytes
 
 Ask = Callable[[Slot, Owners], Any]
 
@@ -44,6 +46,7 @@ class OwnedSwap:
         slot_of: FindSlot,
         owners: Owners,
         executor_of: Callable[[Flat], Executor],
+        note: Callable[[str, str], None] = lambda level, text: None,
     ) -> None:
         self._optimizer = optimizer
         self._executor_of = executor_of
@@ -60,9 +63,9 @@ class OwnedSwap:
                 self._take_gradients(parts)
                 self._values.append(self._take_values(parts))
         elsewhere = {id(slot.parameter) for slot in slots if owners.is_elsewhere(slot)}
-        for slot in slots:
-            if id(slot.parameter) in elsewhere:
-                optimizer.state.pop(slot.parameter, None)  # as loaded, or made before the plan was applied
+        others = [slot.parameter for slot in slots if id(slot.parameter) in elsewhere]
+        # As loaded, made before the plan was applied, or by a method of the optimizer's that is not its step.
+        _tell_of(optimizer, [optimizer.state.pop(parameter, None) for parameter in others], owners, note)
         for group in optimizer.param_groups:
             self._filter(group, elsewhere)
 
@@ -238,3 +241,20 @@ def own_of_loaded(
     elsewhere = {number for number, slot in slots.items() if slot is not None and owners.is_elsewhere(slot)}
     state = {key: value for key, value in state_dict["state"].items() if key not in elsewhere}
     return {**state_dict, "state": state}
+
+
+def _tell_of(
+    optimizer: torch.optim.Optimizer, states: list[Any], owners: Owners, note: Callable[[str, str], None]
+) -> None:
+    """Once, of state of parameters that other ranks update, where it was made, or loaded, between two steps."""
+    found = [state for state in states if state]
+    if found and owners.has_stepped and not owners.has_told:
+        owners.has_told = True
+        tensors = [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
+        note(
+            "warning",
+            f"{type(optimizer).__name__} had state of {counted(len(found), 'parameter')} that another rank updates "
+            f"({format_bytes(sum(tensor.nbytes for tensor in tensors))}), made or loaded outside of its step: no plan "
+            "counts it, so more memory was taken than was predicted",
+        )
+    owners.has_stepped = True

@@ -329,6 +329,28 @@ def test_a_removed_plan_leaves_whole_state_on_every_rank(zero):
     assert run_ranks(removed, 2, zero, timeout_s=50) == [0.0, 0.0]
 
 
+def told_of_state(rank: int, makes: bool) -> list[str]:
+    """Between steps a method that is not the step makes state of all parameters, as Sophia's for its curvature does."""
+    case, told = Case("Lamb"), []
+    with applied(make_plan(2, 2), note=lambda level, text: told.append(text)):
+        ddp, made = start(case, rank)
+        data = torch.Generator().manual_seed(rank)
+        for _ in range(3):
+            go(case, ddp, made, data, 1)
+            if makes:
+                for parameter in ddp.parameters():
+                    made[0].state[parameter].setdefault("curvature", torch.zeros_like(parameter))
+    return [text for text in told if "outside of its step" in text]
+
+
+@pytest.mark.timeout(60)
+def test_state_of_parameters_that_another_rank_updates_is_told_of_once():
+    for told in run_ranks(told_of_state, 2, True, timeout_s=50):
+        assert len(told) == 1
+        assert told[0].startswith("Lamb had state of ")
+    assert run_ranks(told_of_state, 2, False, timeout_s=50) == [[], []]
+
+
 def peaks(rank: int) -> dict[int, tuple[int, dict[str, int]]]:
     """Bytes of each category that are labelled in the third step, and which stay."""
     found = {}
