@@ -26,7 +26,6 @@ from torch.autograd.profiler import record_function
 
 from memadvisor.capture.idle_casts import SeenCast, called_by_script, has_transformed, idle_casts
 from memadvisor.capture.open_spans import end_script_spans
-from memadvisor.capture.profiler_thread import end_thread, threads
 
 _survives_fork: list[bool] = []
 _QUIET = "KINETO_LOG_LEVEL"
@@ -89,7 +88,6 @@ class AllocatorAccount:
         if not _survives_fork:
             _survives_fork.append(True)
             os.register_at_fork(after_in_child=_leave_without_native_handlers)
-        threads_before = threads()
         quiet_before = os.environ.get(_QUIET)
         os.environ[_QUIET] = "6"
         try:
@@ -102,8 +100,6 @@ class AllocatorAccount:
                 os.environ.pop(_QUIET, None)
             else:
                 os.environ[_QUIET] = quiet_before
-        if len(born := threads() - threads_before) == 1:
-            end_thread(*born)
         if device.type != "cpu":
             # torch's tree leaves out what is on a device and in no span of the host's: all that Python frees.
             span = record_function(_STEP) if self._has_script_spans else _RecordFunctionFast(_STEP)

@@ -182,26 +182,6 @@ def test_a_signal_to_the_launcher_reaches_its_ranks(out, tmp_path, number):
             os.kill(rank, 0)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted as Linux tells")
-def test_a_script_with_one_thread_has_no_second_when_a_step_was_traced(out, tmp_path):
-    """From Python 3.12 on a fork of several threads is warned of, and the profiler's library leaves one behind."""
-    (tmp_path / "counts.py").write_text(
-        "import os, torch\n"
-        "torch.set_num_threads(1)\n"
-        "layer = torch.nn.Linear(4, 4)\n"
-        "optimizer = torch.optim.SGD(layer.parameters(), 0.1)\n"
-        "for _ in range(5):\n"
-        "    layer(torch.ones(2, 4)).sum().backward()\n"
-        "    optimizer.step()\n"
-        "    optimizer.zero_grad()\n"
-        "print(len(os.listdir('/proc/self/task')))\n"
-    )
-    plain, ours = run_both(out, "counts.py", cwd=tmp_path, plain=warm_python(), ours=warm_python())
-
-    assert ours[:2] == plain[:2]
-    assert load_run(out).ranks[0].traced_step is not None
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal for it is Linux's")
 def test_ranks_end_with_a_launcher_that_is_killed(out, tmp_path):
     """Nobody else would end them. What their scripts have forked is the scripts' own, and so is what they do on SIGTERM."""
