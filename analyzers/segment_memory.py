@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from memadvisor.analyzers.born_gradients import Gradients, gradient_unit, gradients_of, last_gradient_bytes
 from memadvisor.analyzers.first_asked import FirstAsked, first_asked
@@ -41,6 +41,7 @@ from memadvisor.cost.step import (
     SecondRuns,
     StepStorage,
 )
+from memadvisor.loose import is_loose
 from memadvisor.run.records import UNEXPLAINED, Parameter, Step
 from memadvisor.run.run import RankRun
 
@@ -53,6 +54,7 @@ class SegmentLevels:
     own_gradients: Level
     passing_gradients: Level
     collected_gradients: Level
+    loose_gradients: Level
     gradient_units: tuple[str, ...]
     growth: dict[str, int]
     last_gradient_bytes: int
@@ -193,21 +195,29 @@ def _levels(
     asked: FirstAsked | None,
 ) -> tuple[SegmentLevels, Timeline]:
     others = {category: size for category, size in start.items() if category not in STATES}
-    units, passing = _handed_over(piece, events, placed, gradients, buffers, collect=False)
-    collected = passing
+    handed_over = partial(_handed_over, piece, placed=placed, gradients=gradients, buffers=buffers)
+    units, passing = handed_over(events, takes="each")
+    collected = loose = passing
     if units:
-        _, collected = _handed_over(piece, events, placed, gradients, buffers, collect=True)
+        collected = loose = handed_over(events, takes="buffer")[1]
+    if any(unit in buffers.small_bytes for unit in units):
+        loose = handed_over(events, takes="small")[1]
     lean = passing  # a forward brings no gradients, so this serves both views of it
     if unsaved is not events:
-        _, lean = _handed_over(piece, unsaved, placed, gradients, buffers, collect=False)
+        _, lean = handed_over(unsaved, takes="each")
     same = unsaved is events
     own = _own_gradients(events)
     views = {"captured": events, "own_gradients": own, "passing_gradients": passing}
     asked_s = None if asked is None else asked.time_s
-    timeline = Timeline(piece.start_s, {**views, "collected_gradients": collected}, asked_s)
+    timeline = Timeline(
+        piece.start_s, {**views, "collected_gradients": collected, "loose_gradients": loose}, asked_s
+    )
     passing_level = collected_level = _level(others, passing, lean, asked)
     if collected is not passing:
         collected_level = _level(others, collected, collected if same else lean, asked)
+    loose_level = collected_level
+    if loose is not collected:
+        loose_level = _level(others, loose, loose if same else lean, asked)
     own_level = passing_level  # as nearly everywhere where no gradients come
     if units or len(own) > len(passing):
         own_level = _level(others, own, _own_gradients(unsaved), asked)
@@ -216,6 +226,7 @@ def _levels(
         own_gradients=own_level,
         passing_gradients=passing_level,
         collected_gradients=collected_level,
+        loose_gradients=loose_level,
         gradient_units=units,
         growth=_growth(piece, events, placed),
         last_gradient_bytes=last_gradient_bytes(piece, events, placed, gradients, buffers),
@@ -246,37 +257,51 @@ def _own_gradients(events: Sequence[_Event]) -> list[_Event]:
 def _handed_over(
     piece: Stretch,
     events: Sequence[_Event],
+    *,
     placed: Sequence[Placed],
     gradients: Gradients,
     buffers: Buffers,
-    *,
-    collect: bool,
+    takes: Literal["each", "buffer", "small"],
 ) -> tuple[tuple[str, ...], list[_Event]]:
     """Events without states, and with each gradient taken over when the operator that made it is done.
 
-    It is done, and has dropped what it had saved, before anything else is born. To `collect`, a unit's
-    buffer is made when its first gradient is taken over; the gradient of a unit that adopts becomes
+    It is done, and has dropped what it had saved, before anything else is born. Who takes over each has it nowhere. To
+    collect in a buffer, a unit's is made when its first gradient is taken over; the gradient of a unit that adopts becomes
     its buffer; a unit whose gradients cannot be told from other temporaries is taken to have its buffer
-    from the start. Returns the units whose gradients came too.
+    from the start. Where the small ones are collected, large ones stay. Returns the units whose gradients came too.
     """
     # Where no gradients come; autograd hands over those of a unit that is called again when all calls' are summed.
     if piece.phase != "backward" or piece.unit is None or piece.call:
         return (), [event for event in events if event.category not in STATES]
     units: list[str] = []
+    collecting: set[str] = set()  # units that have a buffer
     changed: list[_Event] = []
     waiting: list[_Event] = []  # gradients born and not taken over yet
-    adopted: set[int] = set()  # those that are buffers from then on
+    adopted: set[int] = set()  # those that are buffers, or stay, from then on
+
+    def buffer_of(born: _Event, unit: str, time_s: float) -> int:
+        """Bytes that are there from now on."""
+        if takes == "each":
+            return 0
+        stays = takes == "small" and unit in buffers.small_bytes and is_loose(born.delta_bytes)
+        if stays or (unit in buffers.adopting and unit not in collecting):
+            adopted.add(born.number)
+            changed.append(born.end_at(time_s))
+        if stays:
+            return born.delta_bytes
+        is_first = unit not in collecting
+        collecting.add(unit)
+        sizes = buffers.size_bytes if takes == "buffer" else {**buffers.size_bytes, **buffers.small_bytes}
+        return sizes.get(unit, 0) * is_first
 
     def take_over(time_s: float) -> None:
         for born in waiting:
             unit = gradient_unit(born, piece, placed, gradients)
-            if unit is not None and unit not in units:
+            if unit is None:
+                continue
+            if unit not in units:
                 units.append(unit)
-                if collect and unit in buffers.adopting:
-                    adopted.add(born.number)
-                    changed.append(born.end_at(time_s))
-                size_bytes = buffers.size_bytes.get(unit, 0) if collect else 0
-                changed.append(_Event(time_s, size_bytes, "gradient", -1, True))
+            changed.append(_Event(time_s, buffer_of(born, unit, time_s), "gradient", -1, True))
         kept = [b for b in waiting if b.category == "gradient" and b.number not in adopted]
         changed.extend(born.end_at(time_s) for born in kept)
         waiting.clear()
@@ -298,7 +323,8 @@ def _handed_over(
     missing_bytes = buffers.size_bytes.get(piece.unit or "", 0) if piece.unit not in units else 0
     if piece.phase == "backward" and piece.unit is not None and missing_bytes:
         units.append(piece.unit)
-        changed.insert(0, _Event(piece.start_s, missing_bytes * collect, "gradient", -1, True))
+        size_bytes = 0 if takes == "each" else missing_bytes
+        changed.insert(0, _Event(piece.start_s, size_bytes, "gradient", -1, True))
     return tuple(units), changed
 
 

@@ -367,6 +367,7 @@ def _segments(
             own_gradients=levels.own_gradients,
             passing_gradients=levels.passing_gradients,
             collected_gradients=levels.collected_gradients,
+            loose_gradients=levels.loose_gradients,
             gradient_units=levels.gradient_units,
             growth=levels.growth,
             last_gradient_bytes=levels.last_gradient_bytes,

@@ -63,9 +63,9 @@ class Messages:
         """What is sent from here on is the next step's."""
         self.sent, self._before = _nothing(), self.sent
 
-    def remember(self, wire, tensor, *, is_sum):
+    def remember(self, wire, numel, dtype, *, is_sum):
         self._wires[:] = [wire]
-        self.sent[self.window].append((tensor.numel(), tensor.dtype, is_sum))
+        self.sent[self.window].append((numel, dtype, is_sum))
 
     def transfer_s(self):
         """{window: seconds of its messages with nothing else under way}. All ranks call this together, after a step."""
@@ -89,7 +89,7 @@ class Messages:
             if received is None:  # begun at once and waited for at the end, as in a backward
                 sums.append(self._begin_sum(wire, sent, "", wire.everyone))
                 continue
-            for work in self._begin_exchange(wire, "replay", "", sent, other, received, other, _TAG):
+            for work in self._begin_exchange(wire, "replay", "", [sent], other, [received], other, _TAG):
                 work.wait()
         for ticket in sums:
             ticket.wait()
@@ -102,7 +102,8 @@ def _nothing():
 
 def _listening(messages, begin, *, is_sum):
     def begin_and_remember(wire, *args, **kwargs):
-        messages.remember(wire, args[0] if is_sum else args[2], is_sum=is_sum)
+        tensors = [args[0]] if is_sum else args[2]  # those of one exchange travel as one
+        messages.remember(wire, sum(each.numel() for each in tensors), tensors[0].dtype, is_sum=is_sum)
         return begin(wire, *args, **kwargs)
 
     return begin_and_remember

@@ -43,6 +43,10 @@ class Precision:
         """The dtype in which the gradient of such a parameter is summed, where it becomes shards."""
         return self.reduce_dtype or dtype if dtype == "float32" else dtype
 
+    def sums_as_made(self, dtype: str) -> bool:
+        """Whether the gradient of such a parameter is summed in the dtype in which autograd makes it."""
+        return self.of_parameter(dtype) == self.of_reduction(dtype)
+
     def of_optimizer(self, dtype: str) -> str:
         """The dtype in which the optimizer updates such a parameter, if it is trainable."""
         return self.optimizer_dtype or dtype if dtype in ("bfloat16", "float16") else dtype

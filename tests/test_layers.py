@@ -12,6 +12,7 @@ DATA = (
     "memadvisor.unit_ranges",
     "memadvisor.errors",
     "memadvisor.executors",
+    "memadvisor.loose",
     "memadvisor.compression",
     "memadvisor.local_sgd",
     "memadvisor.activation_bits",

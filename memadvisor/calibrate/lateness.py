@@ -15,7 +15,7 @@ from statistics import mean
 import torch
 import torch.distributed as dist
 
-from memadvisor.engines.collectives.exchanges import gather_pairwise
+from memadvisor.engines.collectives.exchanges import Parts, gather_pairwise
 from memadvisor.engines.lanes.thread_lane import ThreadLane, ThreadTicket
 
 _MESSAGE_ELEMENTS = 16 * 1024  # 64 KiB in all: what it takes by itself is little
@@ -57,8 +57,8 @@ class _Messages:
         return mean(self.seconds[_WARM_TURNS:])
 
 
-def _exchange(sent: torch.Tensor, to: int, received: torch.Tensor, source: int) -> list[dist.Work]:
-    works = dist.irecv(received, source), dist.isend(sent, to)
+def _exchange(sent: Parts, to: int, received: Parts, source: int) -> list[dist.Work]:
+    works = [dist.irecv(each, source) for each in received] + [dist.isend(each, to) for each in sent]
     return [work for work in works if work is not None]
 
 

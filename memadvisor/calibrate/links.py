@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from memadvisor.calibrate.overlap import MESSAGE_BYTES, measure_overlap
 from memadvisor.engines.collectives.exchanges import (
+    Parts,
     gather_by_doubling,
     gather_pairwise,
     reduce_pairwise,
@@ -178,13 +179,14 @@ def _collective(
     slices, rank = full.chunk(num_ranks), dist.get_rank()
     if operation == _TOGETHER:
         others = torch.zeros((num_ranks - 2) * shard.numel()).chunk(num_ranks - 2)
-        return lambda: reduce_together(_exchange, slices, rank, shard, others)
+        return lambda: reduce_together(_exchange, [[each] for each in slices], rank, shard, others)
     if operation == _BY_DOUBLING:
         return lambda: gather_by_doubling(_exchange, full, rank, num_ranks)
     if operation == "all_gather":
         return lambda: gather_pairwise(_exchange, slices, rank)
-    return lambda: reduce_pairwise(_exchange, slices, rank, shard)
+    return lambda: reduce_pairwise(_exchange, [[each] for each in slices], rank, shard)
 
 
-def _exchange(sent: torch.Tensor, to: int, received: torch.Tensor, source: int) -> list[dist.Work]:
-    return [work for work in (dist.isend(sent, to), dist.irecv(received, source)) if work is not None]
+def _exchange(sent: Parts, to: int, received: Parts, source: int) -> list[dist.Work]:
+    works = [dist.irecv(each, source) for each in received] + [dist.isend(each, to) for each in sent]
+    return [work for work in works if work is not None]

@@ -31,7 +31,7 @@ from memadvisor.stretches import Stretch
 
 # Operators whose outputs stay, by unit that is recomputed by itself.
 Kept = Mapping[str, tuple[str, ...]]
-View = Literal["captured", "own_gradients", "passing_gradients", "collected_gradients"]
+View = Literal["captured", "own_gradients", "passing_gradients", "collected_gradients", "loose_gradients"]
 
 
 class Activations:
@@ -268,11 +268,8 @@ class Activations:
 
 
 def _level(segment: Segment, view: View) -> Level:
-    if view == "captured":
-        return segment.captured
-    if view == "own_gradients":
-        return segment.own_gradients
-    return segment.passing_gradients if view == "passing_gradients" else segment.collected_gradients
+    level: Level = getattr(segment, view)
+    return level
 
 
 def _places_kept(step: CapturedStep, kept: Kept) -> dict[int, frozenset[int]]:

@@ -7,7 +7,8 @@ one flat, padded to a multiple of the ranks. What each thing takes is in engine_
   3 keeps a shard of its own and has the full flat beside it between gather and release;
 - a second copy of what stage 3 releases: this rank's part, from that release to the gather for the backward;
 - gradients: a full flat from the unit's first gradient on; stages 0 and 1 keep it, 2 and 3 until the
-  reduction, which leaves a shard; what the script has dropped is free from the next forward on;
+  reduction, which leaves a shard; between ranks of a CPU 2 and 3 have what is large of them where autograd made it, and
+  a buffer for the rest; what the script has dropped is free from the next forward on;
 - with an optimizer dtype, shards of narrow parameters and of their gradients, and their state, are in it; stages 1 and 2
   have these masters beside the parameters, and stage 1 casts its pieces of a unit's gradients for its update;
 - with a precision, gathered flats are in its parameter dtype, and buffers of gradients and their staging in its
@@ -47,6 +48,7 @@ from memadvisor.cost.second_copies import SecondCopies
 from memadvisor.cost.state_pieces import STAND_IN
 from memadvisor.cost.step import CapturedStep, Segment
 from memadvisor.cost.widened_gradients import WidenedGradients
+from memadvisor.loose import is_loose
 from memadvisor.schedule import Action, ActionKind, Point, Ranks, Schedule
 
 
@@ -68,7 +70,7 @@ class EngineMemory:
         self._resting = units.resting()
         self.gathered = Present(units.full_bytes)
         self._second = SecondCopies(units.full_bytes, schedule.size_of(Ranks.SECONDARY))
-        self._buffers = Present(units.gradient_bytes)  # units whose whole gradients are there
+        self._buffers = Present(units.own_gradient_bytes)  # units whose whole gradients are there
         self._shards = Present(units.shard_bytes)  # units of whose gradients there is this rank's shard
         self.stale: set[str] = set()  # units that lack what other ranks have updated
         # Units gathered ahead whose messages are there.
@@ -143,6 +145,12 @@ class EngineMemory:
         """Whether the oldest reduction to shards must be over before another begins."""
         return len(self._scattering) >= self._reduce_depth
 
+    def held_by_autograd(self, segment: Segment) -> int:
+        """Bytes of the last gradient of a segment's unit that autograd holds beside what the engine has, while what follows
+        from it is begun."""
+        size_bytes = segment.last_gradient_bytes
+        return 0 if segment.unit in self._units.loose and is_loose(size_bytes) else size_bytes
+
     def is_reducing(self, name: str) -> bool:
         """Whether a unit's reduction to shards is under way."""
         return name in self._scattering
@@ -206,6 +214,8 @@ class EngineMemory:
             return "captured"
         if all(self._is_collecting(name) for name in segment.gradient_units):
             return "passing_gradients"
+        if all(self._is_collecting(name) or name in self._units.loose for name in segment.gradient_units):
+            return "loose_gradients"
         is_collected = self.num_ranks > 1 or any(name in self._units.paged for name in segment.gradient_units)
         return "collected_gradients" if is_collected else "own_gradients"
 
@@ -270,6 +280,7 @@ class EngineMemory:
 
     def _reduce(self, action: Action) -> Message:
         name, size_bytes = action.unit, self._units.gradient_bytes[action.unit]
+        own_bytes = self._units.own_gradient_bytes[name]
         if action.ranks is Ranks.ACROSS:
             # Of what the reduction inside has just left; its buffers are counted there, and are no fewer.
             return Message(operation="all_reduce", size_bytes=size_bytes // self.num_ranks, staging={})
@@ -285,7 +296,7 @@ class EngineMemory:
         self._keep_shard(name)
         return scattered(
             self._units.reduce_bytes(name),
-            size_bytes,
+            own_bytes,
             self._units.staging_bytes(name),
             older_bytes,
             shard_bytes,

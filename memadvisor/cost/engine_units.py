@@ -29,8 +29,10 @@ class EngineUnits:
     num_ranks: that share what is sharded. paged: units whose parameters and gradients lie elsewhere. away: units whose
     optimizer state is fetched for their update, and from where. owned: of units whose optimizer needs whole parameters,
     what the rank with most owns. codes: of units whose state is in codes between updates. full_bytes: of parameters,
-    whole; gradient_bytes: of gradients, whole; shard_bytes: of this rank's shard of those. packed: of messages, with
-    compression. together: staging that messages at once take more. stand_ins: what stands for released parameters.
+    whole; gradient_bytes: of flats of gradients, whole; loose: of all gradients of units some of which stay where they are
+    made; own_gradient_bytes: of what is there of both until it is reduced; shard_bytes: of this rank's shard of those.
+    packed: of messages, with compression. together: staging that messages at once take more. stand_ins: what stands for
+    released parameters.
     """
 
     def __init__(self, step: CapturedStep, schedule: Schedule) -> None:
@@ -54,6 +56,10 @@ class EngineUnits:
         flats = {name: sizes.flats for name, sizes in self.sizes.items()}
         self.full_bytes = {name: flat.full_bytes for name, flat in flats.items()}
         self.gradient_bytes = {name: flat.buffer_bytes for name, flat in flats.items()}
+        is_sent_as_made = step.device == "cpu" and schedule.compression.reduce_bits is None
+        sharded = self.sizes.items() if is_sent_as_made else ()
+        self.loose = {name: own for name, sizes in sharded if (own := sizes.loose_bytes) is not None}
+        self.own_gradient_bytes = self.gradient_bytes | self.loose
         self.shard_bytes = {
             name: 0 if name in self.paged else flat.trainable_bytes // ranks for name, flat in flats.items()
         }

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from memadvisor.cost.states import FlatSizes, UnitStates
+from memadvisor.loose import is_loose
 from memadvisor.precision import Precision, bytes_in
 
 
@@ -36,6 +37,21 @@ def buffer_sizes(states: UnitStates, num_ranks: int, precision: Precision) -> di
         for (dtype, is_trained), count in states.num_elements.items()
         if is_trained
     }
+
+
+def loose_bytes(states: UnitStates, num_ranks: int, precision: Precision) -> int | None:
+    """Bytes of all of a unit's gradients where ranks of a CPU reduce them to shards and some stay where autograd has made
+    them (engines/sharding/loose_gradients.py): flats with such a one are not padded. None where none stays.
+    """
+    sizes = buffer_sizes(states, num_ranks, precision)
+    rows = [row for row in states.parameters if row.requires_grad]
+    own = [
+        (row.dtype, bytes_in(row.size_bytes, row.dtype, precision.of_reduction(row.dtype))) for row in rows
+    ]
+    loose = {dtype for dtype, size in own if is_loose(size) and precision.sums_as_made(dtype)}
+    for dtype in loose:
+        sizes[dtype] = sum(size for each, size in own if each == dtype)
+    return sum(sizes.values()) if loose else None
 
 
 def _padded(num_elements: int, num_ranks: int) -> int:

@@ -316,7 +316,7 @@ class _Player:
         """What is there while actions run from inside of the addition of a unit's last gradient."""
         if here.point is not Point.AFTER_BACKWARD or not isinstance(self.engine, EngineMemory):
             return NOTHING
-        return {"gradient": self.step.segments[here.position].last_gradient_bytes}
+        return {"gradient": self.engine.held_by_autograd(self.step.segments[here.position])}
 
     def _using_s(self, segment: Segment) -> float:
         """How long a backward takes to use what has been kept for it; one that runs its unit again does so there."""

@@ -33,7 +33,8 @@ class UnitSizes:
     updates, as a multiple of those of the plain run. `largest_parameter`, `largest_piece`: elements of the largest
     trainable parameter, and of what is updated at once. `master_bytes`: this rank's masters, where they are kept beside
     whole parameters (stages 1 and 2). `whole_bytes`: parameters that are updated as wholes;
-    `whole_state_bytes`: what the optimizer keeps for them.
+    `whole_state_bytes`: what the optimizer keeps for them. `loose_bytes`: all of its gradients, where ranks of a CPU
+    share them and some stay where autograd has made them; None where none does.
     """
 
     flats: FlatSizes
@@ -45,6 +46,7 @@ class UnitSizes:
     master_bytes: int
     whole_bytes: int
     whole_state_bytes: int
+    loose_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

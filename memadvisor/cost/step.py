@@ -33,9 +33,7 @@ PartedPasses = Mapping[tuple[str, int | None], PartedOptions]
 
 # Categories that a plan rewrites as a whole: under our engine they are modelled, not replayed.
 STATES = ("parameter", "gradient", "optimizer_state", "communication")
-VIEWS = ("captured", "own_gradients", "passing_gradients", "collected_gradients")  # of a Segment
-
-
+VIEWS = ("captured", "own_gradients", "passing_gradients", "collected_gradients", "loose_gradients")
 _CALLS_APART = 2**20
 
 
@@ -49,10 +47,11 @@ class Segment:
     """`unit` None: outside any unit, such as the loss or the optimizer step. `micro_batch` None: in none. `call`: which
     of the unit's calls in the micro-batch it is, or is the backward of.
 
-    Four views of the same stretch. captured: everything that was alive. The others are without `STATES`, but
+    Five views of the same stretch. captured: everything that was alive. The others are without `STATES`, but
     for gradients that are born in this very segment: own_gradients keeps them; passing_gradients
     has each for the moment of its birth, as if something took it over; collected_gradients adds to
-    that the whole gradients of `gradient_units` from the first birth on, as one buffer that collects them.
+    that the whole gradients of `gradient_units` from the first birth on, as one buffer that collects them;
+    loose_gradients keeps the large ones (memadvisor/loose.py), and collects the others so.
     growth: what the segment itself brings into being and had alive at its highest instant: the cost
     of running a forward again, until the last tensor that its backward needs is there.
     last_gradient_bytes: of the last gradient that is added to those of its unit: autograd holds it while what follows from
@@ -69,6 +68,7 @@ class Segment:
     own_gradients: Level
     passing_gradients: Level
     collected_gradients: Level
+    loose_gradients: Level
     gradient_units: tuple[str, ...]
     growth: Bytes
     live_gradients: frozenset[str] | None = None

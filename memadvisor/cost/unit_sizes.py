@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
-from memadvisor.cost.flats import flat_sizes, master_bytes, own_dtype
+from memadvisor.cost.flats import flat_sizes, loose_bytes, master_bytes, own_dtype
 from memadvisor.cost.states import UnitSizes, UnitStates
 from memadvisor.precision import Precision, bytes_in
 
@@ -42,6 +42,7 @@ def _sizes(states: UnitStates, stage: int, num_ranks: int, precision: Precision)
         master_bytes=master_bytes(states, stage, num_ranks, precision) // num_ranks,
         whole_bytes=sum(update.parameter.size_bytes for update in states.whole_updates),
         whole_state_bytes=sum(update.state_bytes for update in states.whole_updates),
+        loose_bytes=loose_bytes(states, num_ranks, precision) if stage >= 2 and num_ranks > 1 else None,
     )
 
 

@@ -7,13 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memadvisor.analyzers.segments import captured_step
+from memadvisor.compression import Compression
 from memadvisor.cost.collectives import CollectiveTimes
+from memadvisor.cost.engine_units import EngineUnits
 from memadvisor.cost.flats import flat_bytes
 from memadvisor.cost.simulate import simulate
 from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.schedule import Lane
 from memadvisor.write_schedule import write_schedule
 from tests.cost.test_simulate import busy_s, plan, play, states
+from tests.engines.trainings import loose_from
 from tests.make_run import make_run
 
 BF16 = Precision(param_dtype="bfloat16", reduce_dtype="bfloat16")
@@ -86,6 +89,49 @@ def test_a_gradient_becomes_its_units_buffer_only_where_it_is_of_its_dtype():
     whole = step.states["head"].parameter_bytes
 
     assert list(levels.values()) == [whole, whole + whole // 2, whole // 2, whole // 2 + whole]
+
+
+def test_large_gradients_stay_where_they_are_made_between_ranks_of_a_cpu():
+    """By hand: no buffer beside the gradient that is copied into it, no padding, and small ones are collected."""
+    run = make_run(sequence=2)
+    reductions, levels = {}, {}
+    for loose_bytes in (10**6, 1, 20_000):  # none is as large, all are, all but one are
+        with loose_from(loose_bytes):
+            step = captured_step(run)
+            result = play(step, ranks=5, stage=2)
+        block = next(s for s in step.segments if (s.phase, s.unit) == ("backward", "blocks.1"))
+        levels[loose_bytes] = block.collected_gradients.peak, block.loose_gradients.peak
+        moment = next(m for m in result.moments if m.position == "reduce of blocks.1")
+        reductions[loose_bytes] = moment.by_category_bytes["gradient"]
+    sizes = [p.size_bytes for p in step.states["blocks.1"].parameters]
+    flat = flat_bytes(step.states["blocks.1"], 5, frozen=False)
+
+    assert min(sizes) < 20_000 < max(sizes) and flat > sum(sizes)
+    assert levels[10**6][0] == levels[10**6][1]
+    assert levels[1][1]["gradient"] == sum(sizes)
+    assert levels[20_000][1]["gradient"] == sum(sizes) + min(sizes)  # which is copied
+    assert levels[1][0]["gradient"] > sum(sizes)
+    padding, last = flat - sum(sizes), block.last_gradient_bytes
+    assert reductions[10**6] - reductions[1] == padding + last
+    assert reductions[10**6] - reductions[20_000] == padding + last * (last >= 20_000)
+
+
+@pytest.mark.parametrize("why", ["sums in bfloat16", "8 bits", "a GPU", "stage 1"])
+def test_where_they_do_not_stay_a_flat_buffer_is_there(why):
+    precision = Precision(reduce_dtype="bfloat16") if why == "sums in bfloat16" else FULL_PRECISION
+    options = {"compression": Compression(reduce_bits=8)} if why == "8 bits" else {}
+    units = {}
+    for loose_bytes in (10**6, 1):
+        with loose_from(loose_bytes):
+            step = captured_step(make_run(), precision=precision)
+            step = dataclasses.replace(step, device="cuda") if why == "a GPU" else step
+            stage = 1 if why == "stage 1" else 2
+            chosen = dataclasses.replace(plan(ranks=2, stage=stage, precision=precision), **options)
+            schedule = write_schedule(chosen, step.units)
+            units[loose_bytes] = EngineUnits(step, schedule)
+
+    assert units[1].loose == {}
+    assert units[1].own_gradient_bytes == units[10**6].own_gradient_bytes
 
 
 def in_bfloat16(run):

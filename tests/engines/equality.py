@@ -26,7 +26,7 @@ from memadvisor.engines.script.live import read_model
 from memadvisor.executors import Algorithm
 from memadvisor.plan import UnitPlan
 from tests.engines.ranks import end_ranks, run_ranks
-from tests.engines.trainings import Model, Training, make_plan, train
+from tests.engines.trainings import Model, Training, loose_from, make_plan, train
 
 NUM_STEPS = 12
 # Where sums are reordered: largest relative differences of losses, and of weights and optimizer state.
@@ -54,6 +54,7 @@ class Configuration:
     update_in_backward: bool = False
     update_by_unit: bool = False
     merged_below: int | None = None  # bytes of all-reduces that share a message
+    loose_bytes: int | None = None  # of gradients that stay where they are made
 
     def is_exact(self, num_ranks: int) -> bool:
         """Whether no sum is reordered: two numbers are added up in whatever order, and nothing else is."""
@@ -100,7 +101,8 @@ def trained(rank: int, configuration: Configuration, plan: Any) -> Trained:
             result.leftovers = _leftovers(ddp, optimizer)
 
     try:
-        result.losses, weights = train(configuration.training, rank, each_step)
+        with loose_from(configuration.loose_bytes):
+            result.losses, weights = train(configuration.training, rank, each_step)
         # Reading others' shards is slow, so that one rank does it for all.
         state = seen[1].state_dict()["state"] if rank == 0 else {}
     finally:
@@ -246,6 +248,7 @@ def configurations(draw: st.DrawFn, num_ranks: int) -> Configuration:
         update_in_backward=early,
         update_by_unit=not early and draw(st.booleans()),
         merged_below=draw(st.sampled_from([None, 600, 10**6])),
+        loose_bytes=draw(st.sampled_from([None, 1, 60])),
     )
     if training.dtype == "float32" and not configuration.is_exact(num_ranks):
         gentle = training.optimizer.replace("sgd", "slow sgd")

@@ -78,6 +78,7 @@ OVERLAPPED = next(
     case
     for case in map(draw_case, range(1000))
     if case.plan.overlap
+    and case.loose_bytes is None
     and case.plan.gather_depth
     and {unit.zero_stage for unit in case.plan.units} == {3}
     and len(case.synced) == 2
@@ -102,8 +103,19 @@ EARLY = next(
     case
     for case in map(draw_case, range(1000))
     if case.plan.overlap
+    and case.loose_bytes is None
     and case.plan.update_in_backward
     and {unit.zero_stage for unit in case.plan.units} == {3}
+)
+
+
+LOOSE = next(
+    case
+    for case in map(draw_case, range(1000))
+    if case.plan.overlap
+    and case.loose_bytes == 1
+    and case.plan.compression.reduce_bits is None
+    and {unit.zero_stage for unit in case.plan.units} == {2, 3}
 )
 
 
@@ -171,6 +183,17 @@ def _keep_a_sum_that_is_not_over(monkeypatch):
     monkeypatch.setattr(Scatterings, "_end_oldest", end)
 
 
+def _change_a_gradient_that_is_being_sent(monkeypatch):
+    original = Scatterings.begin
+
+    def begin(self, flat, action):
+        original(self, flat, action)
+        for gradient in flat.loose.tensors():
+            gradient.mul_(0.5)
+
+    monkeypatch.setattr(Scatterings, "begin", begin)
+
+
 def _update_by_a_sum_that_is_not_over(monkeypatch):
     def update_reduced(self):
         for unit in self._due:
@@ -201,7 +224,7 @@ def _reuse_staging_before_the_wait(monkeypatch):
         return ticket
 
     monkeypatch.setattr(
-        AloneWire, "_stage", lambda self, full: (staged.append(stage(self, full)), staged[-1])[1]
+        AloneWire, "_stage", lambda self, pieces: (staged.append(stage(self, pieces)), staged[-1])[1]
     )
     monkeypatch.setattr(AloneWire, "begin_reduce_scatter", begin_reduce_scatter)
 
@@ -209,8 +232,8 @@ def _reuse_staging_before_the_wait(monkeypatch):
 def _forget_to_declare(monkeypatch):
     original, shared = AloneWire._reduce, torch.zeros(1000)
 
-    def reduce(self, way, full, staging, *others):
-        return original(self, way, full, shared[: staging.numel()], *others)
+    def reduce(self, pieces, staging, *others):
+        return original(self, pieces, shared[: staging.numel()], *others)
 
     monkeypatch.setattr(AloneWire, "_reduce", reduce)
 
@@ -220,6 +243,7 @@ BUGS = {
     _release_what_is_arriving: (OVERLAPPED, "written while it is written.*resize_"),
     _use_what_is_arriving: (LATE, "read while it is written"),
     _gather_before_the_update: (BEHIND_UPDATES, "written while it is written"),
+    _change_a_gradient_that_is_being_sent: (LOOSE, "written while it is written"),
     _keep_a_sum_that_is_not_over: (OVERLAPPED, "read while it is written"),
     _update_by_a_sum_that_is_not_over: (EARLY, "read while it is written"),
     _leave_all_reduces_unwaited: (MIXED, "read while it is written"),

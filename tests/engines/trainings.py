@@ -12,9 +12,21 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from memadvisor import loose
 from memadvisor.engines.applied import Applied
 from memadvisor.engines.apply import install
 from memadvisor.plan import Plan, UnitPlan
+
+
+@contextlib.contextmanager
+def loose_from(size_bytes: int | None) -> Iterator[None]:
+    """Gradients of so many bytes and more stay where autograd makes them, until they are reduced to shards."""
+    usual = loose.LOOSE_BYTES
+    loose.LOOSE_BYTES = usual if size_bytes is None else size_bytes
+    try:
+        yield
+    finally:
+        loose.LOOSE_BYTES = usual
 
 
 class Noted:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from memadvisor.compression import Compression
+from memadvisor.engines.collectives.messages import Messages
 from memadvisor.engines.collectives.wire import Wire
 from memadvisor.engines.script.hooks import Hooks
 from memadvisor.engines.script.live import read_model
@@ -27,7 +28,7 @@ from memadvisor.executors import Algorithm
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.precision import Precision
 from memadvisor.write_schedule import write_schedule
-from tests.engines.trainings import make_plan
+from tests.engines.trainings import loose_from, make_plan
 
 
 class Block(nn.Module):
@@ -65,7 +66,8 @@ UNITS = tuple(row.name for row in read_model(Small()).rows)
 class Case:
     """A plan and a loop: `synced` says of each micro-batch whether it is outside no_sync.
 
-    looks: the script reads a parameter between the optimizer step and the next forward.
+    looks: the script reads a parameter between the optimizer step and the next forward. loose_bytes: of gradients that stay
+    where they are made; None: none is as large.
     """
 
     plan: Plan
@@ -73,6 +75,7 @@ class Case:
     synced: tuple[bool, ...]
     evaluates: bool
     looks: bool
+    loose_bytes: int | None = None
 
 
 def draw_case(seed: int) -> Case:
@@ -113,12 +116,29 @@ def draw_case(seed: int) -> Case:
     if overlap and max(unit.zero_stage for unit in units) >= 2:
         plan = replace(plan, reduce_depth=draw.randint(1, 3))
     plan = replace(plan, update_by_unit=not plan.update_in_backward and draw.random() < 0.5)
-    return replace(case, plan=plan)
+    return replace(case, plan=plan, loose_bytes=draw.choice([None, 1, 20]))
 
 
 class _Answer:
     def __init__(self, answer: Callable[[], None]) -> None:
         self.wait = answer
+
+
+class DrawnMessages(Messages):
+    """Nobody is sent anything, and what comes from a rank is drawn from what it is for."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.global_ranks = list(range(num_ranks))
+        self._num_messages: dict[Any, int] = {}
+
+    def begin_send(self, operation, unit, sent, to, tag):
+        return _Answer(sent.sum)
+
+    def begin_receive(self, operation, unit, received, source, tag):
+        key = (operation, tag, source)
+        number = self._num_messages.get(key, 0)
+        self._num_messages[key] = number + (operation == "reduce-scatter")
+        return _Answer(partial(_draw, received, (*key, number)))
 
 
 class AloneWire(Wire):
@@ -129,16 +149,10 @@ class AloneWire(Wire):
         self.across = "across" if case.plan.group_ranks < case.plan.num_ranks else None
         self.num_contributions = case.plan.num_ranks
         self.num_ranks, self.rank = case.plan.group_ranks, case.rank % case.plan.group_ranks
-        self._staged, self._first_tag, self.algorithms = staged, 0, case.plan.algorithms
+        self._staged, self.algorithms = staged, case.plan.algorithms
         self._lane_for, self._lanes = (lambda device: lane), {}
-        self._global_ranks = list(range(self.num_ranks))
+        self._messages = DrawnMessages(self.num_ranks)
         self._num_messages: dict[Any, int] = {}
-
-    def _begin_exchange(self, operation, unit, sent, to, received, source, tag):
-        key = (operation, tag, source)
-        number = self._num_messages.get(key, 0)
-        self._num_messages[key] = number + (operation == "reduce-scatter")
-        return [_Answer(sent.sum), _Answer(partial(_draw, received, (*key, number)))]
 
     def _sum_across(self, shard, unit):
         key = ("across", unit, shard.numel())
@@ -217,7 +231,9 @@ def executing(case: Case, lane: Any) -> Iterator[tuple[_Ddp, Executor]]:
     try:
         hooks = Hooks(_Alone(), undo)
         schedule = write_schedule(case.plan, model.rows)
-        yield ddp, Executor(model, schedule, ddp, hooks, lambda *_: None, False, lambda _: _Alone())
+        with loose_from(case.loose_bytes):
+            executor = Executor(model, schedule, ddp, hooks, lambda *_: None, False, lambda _: _Alone())
+        yield ddp, executor
     finally:
         wires.Wire = original
         undo.run()

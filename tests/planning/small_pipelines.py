@@ -40,6 +40,7 @@ def a_stage(rank, works, units):
                 own_gradients=level,
                 passing_gradients=level,
                 collected_gradients=level,
+                loose_gradients=level,
                 gradient_units=(),
                 growth={"activation": max(kept_bytes, growth_bytes)} if is_forward else {},
             )

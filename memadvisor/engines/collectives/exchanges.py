@@ -16,7 +16,8 @@ class Transfer(Protocol):
     def wait(self) -> object: ...
 
 
-Exchange = Callable[[torch.Tensor, int, torch.Tensor, int], Sequence[Transfer]]
+Parts = Sequence[torch.Tensor]  # of one rank's, which are sent and received one after another
+Exchange = Callable[[Parts, int, Parts, int], Sequence[Transfer]]
 
 
 def gather_pairwise(
@@ -31,7 +32,7 @@ def gather_pairwise(
     for distance in range(1, num_ranks):
         source = (rank - distance) % num_ranks
         sent = slices[rank] if own is None else own
-        works += exchange(sent, (rank + distance) % num_ranks, slices[source], source)
+        works += exchange([sent], (rank + distance) % num_ranks, [slices[source]], source)
     if own is not None:
         slices[rank].copy_(own)
     _wait(works)
@@ -43,40 +44,58 @@ def gather_by_doubling(exchange: Exchange, full: torch.Tensor, rank: int, num_ra
     while have < num_ranks:
         partner, length = rank ^ have, have * num_elements
         own, other = ((place // have) * length for place in (rank, partner))
-        _wait(exchange(full[own : own + length], partner, full[other : other + length], partner))
+        _wait(exchange([full[own : own + length]], partner, [full[other : other + length]], partner))
         have *= 2
 
 
 def reduce_pairwise(
-    exchange: Exchange, slices: Sequence[torch.Tensor], rank: int, staging: torch.Tensor
+    exchange: Exchange, pieces: Sequence[Parts], rank: int, staging: torch.Tensor
 ) -> torch.Tensor:
-    """The sum of all ranks' slices of this rank, in `staging`; the own slice is used up."""
-    num_ranks = len(slices)
+    """The sum of all ranks' pieces for this rank, in `staging`; the own ones are used up."""
+    num_ranks, own = len(pieces), pieces[rank]
+    places = split_as(staging, own)
     for distance in range(1, num_ranks):
         to, source = (rank + distance) % num_ranks, (rank - distance) % num_ranks
-        _wait(exchange(slices[to], to, staging, source))
+        _wait(exchange(pieces[to], to, places, source))
         if distance < num_ranks - 1:
-            slices[rank].add_(staging)
-    return staging.add_(slices[rank])  # of storage of its own, which may stay when the full gradient goes
+            _add(own, places)
+    _add(places, own)  # of storage of its own, which may stay when the full gradient goes
+    return staging
 
 
 def reduce_together(
     exchange: Exchange,
-    slices: Sequence[torch.Tensor],
+    pieces: Sequence[Parts],
     rank: int,
     staging: torch.Tensor,
     others: Sequence[torch.Tensor],
 ) -> torch.Tensor:
     """The same with room in `others` for what all ranks send but the last whose share is added."""
-    num_ranks = len(slices)
+    num_ranks, own = len(pieces), pieces[rank]
+    rooms = [split_as(room, own) for room in (*others, staging)]
     works: list[Transfer] = []
-    for distance, room in enumerate((*others, staging), 1):
+    for distance, room in enumerate(rooms, 1):
         to, source = (rank + distance) % num_ranks, (rank - distance) % num_ranks
-        works += exchange(slices[to], to, room, source)
+        works += exchange(pieces[to], to, room, source)
     _wait(works)
-    for room in others:
-        slices[rank].add_(room)
-    return staging.add_(slices[rank])
+    for room in rooms[:-1]:
+        _add(own, room)
+    _add(rooms[-1], own)
+    return staging
+
+
+def split_as(whole: torch.Tensor, parts: Parts) -> list[torch.Tensor]:
+    """Places in a 1-D tensor for as many elements as each part has, one after another from its start."""
+    places, start = [], 0
+    for part in parts:
+        places.append(whole[start : start + part.numel()])
+        start += part.numel()
+    return places
+
+
+def _add(totals: Parts, others: Parts) -> None:
+    for total, other in zip(totals, others, strict=True):
+        total.add_(other)
 
 
 def _wait(works: Sequence[Transfer]) -> None:

@@ -12,8 +12,8 @@ nobody else uses.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -21,24 +21,38 @@ import torch.distributed as dist
 
 from memadvisor.backends import uses_nccl
 from memadvisor.engines.collectives.exchanges import (
+    Parts,
     gather_by_doubling,
     gather_pairwise,
     reduce_pairwise,
     reduce_together,
 )
 from memadvisor.engines.collectives.groups import give_back, of_host, split
+from memadvisor.engines.collectives.messages import Messages
 from memadvisor.engines.collectives.native import all_gather, reduce_scatter
-from memadvisor.engines.collectives.works import CollectiveError, Work, there
+from memadvisor.engines.collectives.works import Work, there
 from memadvisor.engines.lanes.lane_for import lane_for
 from memadvisor.engines.lanes.lanes import Chain, Lane, Ticket
 from memadvisor.executors import Algorithm, algorithm_for
-from memadvisor.own_hooks import own_hooks_aside
 
 # The script's own sends and receives carry small tags; ours must not be taken for them.
 _FIRST_TAG = 2**20
 _MAX_WIRES = 1000
 _FIRST_PIECE_TAG = 2**19  # of uneven pieces; before it those of shards
 _FIRST_ASKED_TAG = 3 * 2**18  # of shards that one rank asks another for
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A full message as it lies in memory: `tensors`, and what of them is for each rank, in the order in which it is sent.
+
+    num_elements: with what pads the ranks' slices to the same length, which is sent by nobody. Between ranks of a CPU alone
+    it may be in more than one tensor.
+    """
+
+    tensors: tuple[torch.Tensor, ...]
+    by_rank: tuple[tuple[torch.Tensor, ...], ...]
+    num_elements: int
 
 
 class Wire:
@@ -70,15 +84,14 @@ class Wire:
         self.rank = self.group.rank()
         self._staged = staged
         self.algorithms = algorithms
-        self._first_tag = _FIRST_TAG * (1 + number % _MAX_WIRES)
         self._lane_for = lane_for
         self._lanes: dict[torch.device, Lane] = {}
-        self._global_ranks = [dist.get_global_rank(self.group, rank) for rank in range(self.num_ranks)]
+        self._messages = Messages(self.group, _FIRST_TAG * (1 + number % _MAX_WIRES))
 
     @property
     def first_rank(self) -> int:
         """The first of the ranks that share shards, in the count of the whole script."""
-        return self._global_ranks[0]
+        return self._messages.global_ranks[0]
 
     def algorithm(self, operation: str, full: torch.Tensor) -> str | None:
         """Which of `algorithms` a gather of `full`, or its reduction to shards, goes by."""
@@ -104,53 +117,69 @@ class Wire:
         return self._begin_sum(tensor, unit, self.everyone)
 
     def _begin_sum(self, tensor: torch.Tensor, unit: str, group: dist.ProcessGroup) -> Ticket:
-        named = partial(self._named, "all-reduce", unit)
+        named = partial(self._messages.named, "all-reduce", unit)
         with named():
             work = there(dist.all_reduce(tensor, group=group, async_op=True))
         return self.lane(tensor.device).adopt([Work(work, named)], writes=(tensor,))
 
-    def begin_reduce_scatter(self, full: torch.Tensor, unit: str = "", number: int = 0) -> Chain:
+    def begin_reduce_scatter(self, full: torch.Tensor | Pieces, unit: str = "", number: int = 0) -> Chain:
         """Begin to sum `full`, which is used up; the ticket gives this rank's slice of the sum.
 
         Pairwise it takes the other ranks' contributions one after another, into what becomes the result.
         Flats are told apart by their `number`.
         """
-        way = self.way(full)
-        if way == "staged":
+        if isinstance(full, torch.Tensor) and self.way(full) == "staged":
             return Chain([self._begin_sum(full, unit, self.group)], full.chunk(self.num_ranks)[self.rank])
-        staging, others = self._stage(full), self._stage_others(way, full)
-        reduce = partial(self._reduce, way, full, staging, others, unit, number)
-        ticket = self.lane(full.device).submit(reduce, reads=(full,), writes=(full, staging, *others))
+        pieces = self._cut(full)
+        staging, others = self._stage(pieces), self._stage_others(pieces)
+        reduce = partial(self._reduce, pieces, staging, others, unit, number)
+        touched = pieces.tensors
+        ticket = self.lane(staging.device).submit(reduce, reads=touched, writes=(*touched, staging, *others))
         return Chain([ticket], staging)
 
     def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", number: int = 0, into: torch.Tensor | None = None
+        self,
+        full: torch.Tensor | Pieces,
+        unit: str = "",
+        number: int = 0,
+        into: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """This rank's slice of the sum of `full` over the ranks; `full` is used up. `into`: where it comes to be.
 
         Staged, it is a slice of `full` in any case.
         """
-        way = self.way(full)
-        own: torch.Tensor
-        if way == "staged":
-            own = self.begin_reduce_scatter(full, unit).wait()
-        else:
-            staging = self._stage(full) if into is None else into
-            others = self._stage_others(way, full)
-            reduce = partial(self._reduce, way, full, staging, others, unit, number)
-            own = self.lane(full.device).run(reduce, reads=(full,), writes=(full, staging, *others))
+        if isinstance(full, torch.Tensor) and self.way(full) == "staged":
+            return self.begin_reduce_scatter(full, unit).wait()
+        pieces = self._cut(full)
+        staging = self._stage(pieces) if into is None else into
+        others = self._stage_others(pieces)
+        reduce = partial(self._reduce, pieces, staging, others, unit, number)
+        touched = pieces.tensors
+        own: torch.Tensor = self.lane(staging.device).run(
+            reduce, reads=touched, writes=(*touched, staging, *others)
+        )
         return own
 
-    def _stage(self, full: torch.Tensor) -> torch.Tensor:
-        return self.stage(full.numel() // self.num_ranks, full.dtype, full.device)
+    def _cut(self, full: torch.Tensor | Pieces) -> Pieces:
+        if isinstance(full, Pieces):
+            return full
+        return Pieces((full,), tuple((part,) for part in full.chunk(self.num_ranks)), full.numel())
 
-    def _stage_others(self, way: str, full: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _stage(self, pieces: Pieces) -> torch.Tensor:
+        """Room for what comes from another rank, which becomes the sum."""
+        first = pieces.tensors[0]
+        return self.stage(pieces.num_elements // self.num_ranks, first.dtype, first.device)
+
+    def _stage_others(self, pieces: Pieces) -> tuple[torch.Tensor, ...]:
         """Room for what all ranks but the last to be added send, where they send at once."""
-        if way != "pairwise" or self.num_ranks == 2 or self.algorithm("reduce_scatter", full) != "together":
+        first = pieces.tensors[0]
+        size_bytes = pieces.num_elements * first.itemsize
+        if self.way(first) != "pairwise" or self.num_ranks == 2:
             return ()
-        shard = full.numel() // self.num_ranks
-        rooms = self.stage((self.num_ranks - 2) * shard, full.dtype, full.device)
-        return rooms.chunk(self.num_ranks - 2)
+        if algorithm_for(self.algorithms, "reduce_scatter", size_bytes, self.num_ranks) != "together":
+            return ()
+        shard = pieces.num_elements // self.num_ranks
+        return self.stage((self.num_ranks - 2) * shard, first.dtype, first.device).chunk(self.num_ranks - 2)
 
     def stage(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A buffer for a transfer, labelled as such."""
@@ -160,23 +189,22 @@ class Wire:
 
     def _reduce(
         self,
-        way: str,
-        full: torch.Tensor,
+        pieces: Pieces,
         staging: torch.Tensor,
         others: Sequence[torch.Tensor],
         unit: str,
         number: int,
     ) -> torch.Tensor:
         """Work of a lane."""
-        if way == "native":
-            with self._named("reduce-scatter", unit):
-                reduce_scatter(staging, full, group=self.group)
+        if self.way(staging) == "native":
+            with self._messages.named("reduce-scatter", unit):
+                reduce_scatter(staging, pieces.tensors[0], group=self.group)
             return staging
-        slices = full.chunk(self.num_ranks)
         exchange = partial(self._begin_exchange, "reduce-scatter", unit, tag=2 * number + 1)
+        staging[sum(part.numel() for part in pieces.by_rank[self.rank]) :].zero_()  # what pads the shard
         if others:
-            return reduce_together(exchange, slices, self.rank, staging, others)
-        return reduce_pairwise(exchange, slices, self.rank, staging)
+            return reduce_together(exchange, pieces.by_rank, self.rank, staging, others)
+        return reduce_pairwise(exchange, pieces.by_rank, self.rank, staging)
 
     def begin_sum_across(self, reduced: Chain, unit: str = "") -> Chain:
         """Begin to sum what a reduction to shards leaves over the groups, in place."""
@@ -198,7 +226,7 @@ class Wire:
 
     def _sum_across(self, shard: torch.Tensor, unit: str) -> None:
         """Work of a lane."""
-        with self._named("all-reduce across groups", unit):
+        with self._messages.named("all-reduce across groups", unit):
             dist.all_reduce(shard, group=self._across())
 
     def _across(self) -> dist.ProcessGroup:
@@ -217,7 +245,7 @@ class Wire:
         """
         way = self.way(full)
         if way == "staged":
-            named = partial(self._named, "all-gather", unit)
+            named = partial(self._messages.named, "all-gather", unit)
             with named():
                 slices = list(full.chunk(self.num_ranks))
                 work = there(dist.all_gather(slices, shard, group=self.group, async_op=True))
@@ -237,7 +265,7 @@ class Wire:
     def _gather(self, way: str, full: torch.Tensor, shard: torch.Tensor, unit: str, number: int) -> None:
         """Work of a lane."""
         if way == "native":
-            with self._named("all-gather", unit):
+            with self._messages.named("all-gather", unit):
                 all_gather(full, shard, group=self.group)
             return
         slices = full.chunk(self.num_ranks)
@@ -263,14 +291,14 @@ class Wire:
         to, source = self._partners(distance)
         if self.way(sent) == "pairwise":
             for half in self._begin_exchange(
-                "reduce-scatter", unit, sent, to, received, source, 2 * number + 1
+                "reduce-scatter", unit, [sent], to, [received], source, 2 * number + 1
             ):
                 half.wait()
             return
-        with self._named("reduce-scatter", unit):
+        with self._messages.named("reduce-scatter", unit):
             # NCCL might do one of them only after the other, and two ranks would wait for each other.
-            out = dist.P2POp(dist.isend, sent, self._global_ranks[to], group=self.group)
-            back = dist.P2POp(dist.irecv, received, self._global_ranks[source], group=self.group)
+            out = dist.P2POp(dist.isend, sent, self._messages.global_ranks[to], group=self.group)
+            back = dist.P2POp(dist.irecv, received, self._messages.global_ranks[source], group=self.group)
             for work in dist.batch_isend_irecv([out, back]):
                 work.wait()
 
@@ -289,7 +317,7 @@ class Wire:
         """Work of a lane."""
         way = self.way(sent[0])
         if way == "native":
-            with self._named("all-to-all", unit):
+            with self._messages.named("all-to-all", unit):
                 dist.all_to_all(received, sent, group=self.group)
             return
         received[self.rank].copy_(sent[self.rank])
@@ -300,7 +328,9 @@ class Wire:
         for distance in range(1, self.num_ranks):
             to, source = self._partners(distance)
             tag = _FIRST_PIECE_TAG + number
-            works += self._begin_exchange("all-to-all", unit, leaving[to], to, arriving[source], source, tag)
+            works += self._begin_exchange(
+                "all-to-all", unit, [leaving[to]], to, [arriving[source]], source, tag
+            )
         for work in works:
             work.wait()
         for piece, host in zip(received, arriving, strict=True):
@@ -309,47 +339,18 @@ class Wire:
 
     # ---- between two ranks -------------------------------------------------------------------
 
-    def _begin_exchange(
-        self,
-        operation: str,
-        unit: str,
-        sent: torch.Tensor,
-        to: int,
-        received: torch.Tensor,
-        source: int,
-        tag: int,
-    ) -> list[Work]:
-        """Send to one rank of the group and receive from another; both are under way on return.
-
-        The receive is posted first. Gloo sends what the other end waits for already in the thread that says so, beside its
-        own that receives; what is waited for later its own thread sends, so that of two messages that cross each other on
-        a slow link one waits for the other.
-        """
-        back = self._begin_receive(operation, unit, received, source, tag)
-        return [self._begin_send(operation, unit, sent, to, tag), back]
-
-    def _begin_send(self, operation: str, unit: str, sent: torch.Tensor, to: int, tag: int) -> Work:
-        rank = self._global_ranks[to]
-        sending = partial(self._named, operation, unit, f", sending to rank {rank}")
-        with sending():
-            return Work(there(dist.isend(sent, rank, group=self.group, tag=self._first_tag + tag)), sending)
-
-    def _begin_receive(
-        self, operation: str, unit: str, received: torch.Tensor, source: int, tag: int
-    ) -> Work:
-        rank = self._global_ranks[source]
-        receiving = partial(self._named, operation, unit, f", receiving from rank {rank}")
-        with receiving():
-            work = there(dist.irecv(received, rank, group=self.group, tag=self._first_tag + tag))
-        return Work(work, receiving)
-
     def begin_receive(self, received: torch.Tensor, source: int, unit: str, number: int) -> Work:
         """Begin to receive what rank `source` of the group is asked to `send`. May be called from any thread, as that may."""
-        return self._begin_receive("fetch", unit, received, source, _FIRST_ASKED_TAG + number)
+        return self._messages.begin_receive("fetch", unit, received, source, _FIRST_ASKED_TAG + number)
 
     def send(self, sent: torch.Tensor, to: int, unit: str, number: int) -> None:
         """Send a rank of the group what it waits for."""
-        self._begin_send("fetch", unit, sent, to, _FIRST_ASKED_TAG + number).wait()
+        self._messages.begin_send("fetch", unit, sent, to, _FIRST_ASKED_TAG + number).wait()
+
+    def _begin_exchange(
+        self, operation: str, unit: str, sent: Parts, to: int, received: Parts, source: int, tag: int
+    ) -> list[Work]:
+        return self._messages.begin_exchange(operation, unit, sent, to, received, source, tag)
 
     def _partners(self, distance: int) -> tuple[int, int]:
         return (self.rank + distance) % self.num_ranks, (self.rank - distance) % self.num_ranks
@@ -359,14 +360,14 @@ class Wire:
     def largest(self, values: list[int]) -> list[int]:
         """The largest of each value over the ranks. No rank returns before all have called this."""
         tensor = torch.tensor(values, dtype=torch.int64)
-        with self._named("meeting of all ranks"):
+        with self._messages.named("meeting of all ranks"):
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._of_host())
         return [int(value) for value in tensor.tolist()]
 
     def broadcast(self, values: list[int]) -> list[int]:
         """The first rank's values."""
         tensor = torch.tensor(values, dtype=torch.int64)
-        with self._named("broadcast"):
+        with self._messages.named("broadcast"):
             dist.broadcast(tensor, dist.get_global_rank(self.everyone, 0), group=self._of_host())
         return [int(value) for value in tensor.tolist()]
 
@@ -381,14 +382,3 @@ class Wire:
         if not tensor.is_cuda:
             return "pairwise"
         return "native" if uses_nccl(self.group) else "staged"
-
-    @contextlib.contextmanager
-    def _named(self, operation: str, unit: str | None = None, where: str = "") -> Iterator[None]:
-        """Say in an error what failed."""
-        try:
-            with own_hooks_aside():
-                yield
-        except Exception as error:
-            whose = "" if unit is None else f" of unit {unit!r}" if unit else " of the model's own parameters"
-            rank = self._global_ranks[self.rank]
-            raise CollectiveError(f"The {operation}{whose} failed on rank {rank}{where}: {error}") from error

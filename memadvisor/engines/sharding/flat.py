@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from memadvisor.engines.collectives.quantise import rounded
+from memadvisor.engines.collectives.wire import Pieces
 from memadvisor.engines.lanes.lanes import Chain, Ticket
 from memadvisor.engines.script.live import LiveUnit
 from memadvisor.engines.sharding.paged_flats import Leaving, Page, PagedTensor
@@ -78,6 +79,18 @@ class Slot:
         return flattened
 
 
+class Loose(Protocol):
+    """A flat's gradients where autograd has made them (loose_gradients.py)."""
+
+    @property
+    def is_there(self) -> bool: ...
+    def take(self, slot: Slot, gradient: torch.Tensor, share: float) -> None: ...
+    def add_zeros(self, slot: Slot) -> None: ...
+    def clear(self) -> None: ...
+    def tensors(self) -> list[torch.Tensor]: ...
+    def pieces(self) -> Pieces: ...
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Flat:
     """Storage of one unit, dtype and trainability.
@@ -91,8 +104,8 @@ class Flat:
     stay where the script put them. own_shard: this rank's slice of `full`, or, with stage 3 and of masters, storage of
     its own; `shard` is that or a copy of what lies elsewhere. page: where both lie between their uses, of a unit that has
     them on another tier (paged_flats.py). grad: full gradients, while they are being made (stages 2, 3) or until the
-    script drops them (0, 1). own_gradient: this rank's slice of the mean gradient (stages 2, 3), as `grad_shard` gives
-    it.
+    script drops them (0, 1); with `loose` they are there. own_gradient: this rank's slice of the mean gradient (stages 2,
+    3), as `grad_shard` gives it.
     """
 
     unit: str
@@ -113,6 +126,7 @@ class Flat:
     full: torch.Tensor | None = None
     own_shard: torch.Tensor | None = None
     grad: torch.Tensor | None = None
+    loose: Loose | None = field(default=None, repr=False)
     own_gradient: torch.Tensor | None = None
     page: Page | None = None
     loan: torch.Tensor | None = None  # full parameters in the script's hands (loans.py)
@@ -151,6 +165,17 @@ class Flat:
         self.own_gradient = value
         if value is None and self.paged_gradient is not None:
             self.paged_gradient.drop()
+
+    def full_gradient(self) -> torch.Tensor | Pieces | None:
+        """All of this rank's own gradient, as it is sent; None where none has come."""
+        if self.loose is None:
+            return self.grad
+        return self.loose.pieces() if self.loose.is_there else None
+
+    def drop_full_gradient(self) -> None:
+        self.grad = None
+        if self.loose is not None:
+            self.loose.clear()
 
     @property
     def has_gradient(self) -> bool:
@@ -278,7 +303,7 @@ class Flat:
                 yield tensor, "parameter"
         if self.own_shard is not None:
             yield self.own_shard, "optimizer_state" if self.has_masters_beside else "parameter"
-        for tensor in (self.grad, self.own_gradient):
+        for tensor in (self.grad, self.own_gradient, *(() if self.loose is None else self.loose.tensors())):
             if tensor is not None:
                 yield tensor, "gradient"
         if self.page is not None:

@@ -18,6 +18,7 @@ from memadvisor.engines.sharding.early_updates import EarlyUpdates
 from memadvisor.engines.sharding.feedback import Feedback
 from memadvisor.engines.sharding.flat import Slot, UnitState
 from memadvisor.engines.sharding.gradient_hooks import GradientHooks, check_hooked
+from memadvisor.engines.sharding.holders import is_held
 from memadvisor.engines.sharding.local_steps import LocalSteps
 from memadvisor.engines.sharding.scatterings import Scatterings
 from memadvisor.engines.sharding.sharded_model import ShardedModel
@@ -167,6 +168,8 @@ class Reductions:
                 if self._sharded.is_alone:
                     if slot.flat.grad is not None:  # of others; it must not be left as the memory was
                         self._gradient_view(slot).zero_()
+                elif slot.flat.loose is not None:
+                    slot.flat.loose.add_zeros(slot)
                 elif slot.flat.stage >= 2 or (self._sync and slot.parameter.grad is None):
                     self._gradient_view(slot).zero_()
 
@@ -199,20 +202,19 @@ class Reductions:
                 "The script runs a backward through the model inside DistributedDataParallel, past DDP itself.",
                 hint="use --zero 1, which leaves such gradients alone as DDP does.",
             )
-        is_whole = self._is_whole_buffer(slot)
+        is_whole = flat.loose is None and self._is_whole_buffer(slot)
         if slot.has_hooks or parameter.grad is None:
             check_hooked(slot, is_buffer=is_whole or is_ours(slot))
         with torch.no_grad():
             if is_whole:
                 self._adopt(slot)
-            view = self._gradient_view(slot)
             gradient = parameter.grad
             if gradient is None:
                 raise AssertionError("a gradient that is not there has been accumulated")
             if flat.stage >= 2:
-                self._take_share(slot, gradient, view)
+                self._take_share(slot, gradient)
                 parameter.grad = None
-            elif gradient.data_ptr() != view.data_ptr():
+            elif gradient.data_ptr() != (view := self._gradient_view(slot)).data_ptr():
                 view.copy_(gradient)
                 if slot.has_hooks and not gradient.requires_grad:
                     gradient.data = view  # a hook may keep it, to look at the mean
@@ -238,6 +240,8 @@ class Reductions:
         flat, gradient = slot.flat, slot.parameter.grad
         if gradient is None or flat.grad is not None or len(flat.slots) > 1 or gradient.requires_grad:
             return False
+        if not slot.has_hooks and is_held(gradient):
+            return False  # autograd may give views of one tensor's memory to several parameters
         num_elements = flat.padded_numel if flat.stage >= 2 else flat.num_elements
         whole_bytes = num_elements * flat.reduce_dtype.itemsize
         is_alike = gradient.stride() == slot.stride and gradient.dtype == flat.reduce_dtype
@@ -250,9 +254,13 @@ class Reductions:
             flat.grad = gradient.detach().as_strided((flat.num_elements,), (1,))
             self._sharded.label(flat.grad, "gradient", flat.unit)
 
-    def _take_share(self, slot: Slot, gradient: torch.Tensor, view: torch.Tensor) -> None:
-        """Put a gradient, divided by the ranks (before the sum, as DDP does), into a buffer that will be sharded."""
+    def _take_share(self, slot: Slot, gradient: torch.Tensor) -> None:
+        """Take over a gradient that will be sharded, divided by the ranks (before the sum, as DDP does)."""
         share = 1.0 / self._wire.num_contributions
+        if slot.flat.loose is not None:
+            slot.flat.loose.take(slot, gradient, share)
+            return
+        view = self._gradient_view(slot)
         if slot.index in slot.flat.ready:
             view.add_(gradient, alpha=share)
         elif gradient.itemsize >= view.itemsize:
@@ -302,11 +310,9 @@ class Reductions:
                 self._merge(unit, action.units)
                 return
             for flat in unit.trainable:
-                if flat.grad is None:
-                    continue
                 if action.shard:
-                    self._scatterings.begin(flat, flat.grad, action)
-                elif self._sync:
+                    self._scatterings.begin(flat, action)
+                elif flat.grad is not None and self._sync:
                     self._sharded.remember("all_reduce", flat)
                     transfer = self.feedback.begin_mean(flat, flat.grad)
                     if action.overlaps:

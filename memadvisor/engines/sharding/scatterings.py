@@ -28,11 +28,15 @@ class Scatterings:
         """Let go of those of a backward that an exception ended."""
         for flats in self._under_way.values():
             for flat in flats:
-                flat.scattering = flat.grad = None
+                flat.scattering = None
+                flat.drop_full_gradient()
         self._under_way.clear()
 
-    def begin(self, flat: Flat, grad: torch.Tensor, action: Action) -> None:
+    def begin(self, flat: Flat, action: Action) -> None:
         """Sum a flat's gradients, which are used up, to shards; over with what it leaves where the action says so."""
+        grad = flat.full_gradient()
+        if grad is None:
+            return
         self._sharded.remember("reduce_scatter", flat)
         if action.overlaps:
             flat.scattering = self._sharded.transfers.begin_reduce_scatter(flat, grad)
@@ -71,19 +75,18 @@ class Scatterings:
         unit, flats = next(iter(self._under_way.items()))
         with torch.no_grad():
             for flat in flats:
-                if flat.scattering is not None and flat.grad is not None:
+                if flat.scattering is not None:
                     own, flat.scattering = flat.scattering.wait(), None
                     self._keep_shard(flat, own)
         del self._under_way[unit]  # one that fails is still to be abandoned
 
     def _keep_shard(self, flat: Flat, own: torch.Tensor) -> None:
         """Take the sum over, in the optimizer's dtype, in which micro-batches are added up."""
-        grad, flat.grad = flat.grad, None
+        # A slice of the full buffer would keep all of it alive.
+        shares = flat.grad is not None and own.untyped_storage()._cdata == flat.grad.untyped_storage()._cdata
+        flat.drop_full_gradient()
         if flat.page is not None:
             return  # it lies elsewhere
-        # A slice of the full buffer would keep all of it alive.
-        shares = grad is not None and own.untyped_storage()._cdata == grad.untyped_storage()._cdata
-        del grad
         if flat.grad_shard is None:
             flat.grad_shard = own.clone() if shares and own.dtype == flat.dtype else own.to(flat.dtype)
             self._sharded.label(flat.grad_shard, "gradient", flat.unit)

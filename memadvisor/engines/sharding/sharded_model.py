@@ -13,6 +13,7 @@ from memadvisor.engines.script.hooks import Hooks
 from memadvisor.engines.script.live import LiveModel
 from memadvisor.engines.sharding.build_units import build_units
 from memadvisor.engines.sharding.flat import Flat, Label, Note
+from memadvisor.engines.sharding.loose_gradients import loose_gradients
 from memadvisor.engines.sharding.one_process import wire_of
 from memadvisor.engines.sharding.second_copies import second_copies
 from memadvisor.engines.sharding.transfers import Transfers
@@ -61,6 +62,8 @@ class ShardedModel:
         self.slots = [slot for flat in self.flats for slot in flat.slots]
         for index, slot in enumerate(self.slots):
             slot.index = index
+        for flat in self.flats:
+            flat.loose = loose_gradients(flat, label)
         self.num_shared_stages = max((unit.stage for unit in self.units.values()), default=0)  # the highest
         self.collective = False
         self.asks = False

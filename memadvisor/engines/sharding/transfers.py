@@ -20,7 +20,7 @@ import torch.distributed as dist
 from memadvisor.backends import uses_nccl
 from memadvisor.compression import UNCOMPRESSED, Compression, packed_bytes, scratch_elements
 from memadvisor.engines.collectives.quantise import dequantise, quantise
-from memadvisor.engines.collectives.wire import Wire
+from memadvisor.engines.collectives.wire import Pieces, Wire
 from memadvisor.engines.lanes.lanes import Chain, Ticket
 from memadvisor.engines.sharding.flat import Flat
 from memadvisor.engines.sharding.paged_flats import Leaving, put_gradient
@@ -112,8 +112,10 @@ class Transfers:
 
     # ---- gradients that become shards --------------------------------------------------------
 
-    def begin_reduce_scatter(self, flat: Flat, grad: torch.Tensor) -> Chain | Leaving:
+    def begin_reduce_scatter(self, flat: Flat, grad: torch.Tensor | Pieces) -> Chain | Leaving:
         """Begin to sum a flat's gradients, which are used up; the ticket gives this rank's shard of the sum."""
+        if isinstance(grad, Pieces):
+            return self._wire.begin_reduce_scatter(grad, flat.unit, flat.index)
         if flat.page is not None and flat.page.gradient is not None:
             return put_gradient(flat.page.gradient, grad)
         if flat.reduce_bits is None:
@@ -121,8 +123,10 @@ class Transfers:
         own, work, writes = self._reduce_work(flat, grad, flat.reduce_bits)
         return Chain([self._wire.lane(grad.device).submit(work, reads=(grad,), writes=writes)], own)
 
-    def reduce_scatter(self, flat: Flat, grad: torch.Tensor) -> torch.Tensor:
+    def reduce_scatter(self, flat: Flat, grad: torch.Tensor | Pieces) -> torch.Tensor:
         """The same, and wait for it."""
+        if isinstance(grad, Pieces):
+            return self._wire.reduce_scatter(grad, flat.unit, flat.index)
         if flat.page is not None:
             return self.begin_reduce_scatter(flat, grad).wait()
         if flat.reduce_bits is None:

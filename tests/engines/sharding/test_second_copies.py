@@ -37,7 +37,7 @@ def trained(
 
         def begin(wire: Wire, operation: str, unit: str, piece: Any, to: int, *others: Any, tag: int) -> Any:
             if operation == "all-gather":
-                sent.add((step, engine._hooks.in_backward, wire._global_ranks[to]))
+                sent.add((step, engine._hooks.in_backward, wire._messages.global_ranks[to]))
             return original(wire, operation, unit, piece, to, *others, tag=tag)
 
         patch.setattr(Wire, "_begin_exchange", begin)
