@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from typing import Literal, NamedTuple
 
-from memadvisor.analyzers.born_gradients import Gradients, gradient_unit, gradients_of, last_gradient_bytes
+from memadvisor.analyzers.born_gradients import Gradients, gradients_of, last_gradient_bytes
 from memadvisor.analyzers.first_asked import FirstAsked, first_asked
 from memadvisor.analyzers.gradient_buffers import Buffers, buffers_of
-from memadvisor.analyzers.inner_workspaces import is_made_within
+from memadvisor.analyzers.gradient_views import Event, handed_over, own_gradients
 from memadvisor.analyzers.levels import apply, highest, missed_by_deaths, plain
 from memadvisor.analyzers.movable import boundary_tensors, cached_keys, inner_storages
 from memadvisor.analyzers.placement import Placed, Placement, Stretch
@@ -41,7 +40,6 @@ from memadvisor.cost.step import (
     SecondRuns,
     StepStorage,
 )
-from memadvisor.loose import is_loose
 from memadvisor.run.records import UNEXPLAINED, Parameter, Step
 from memadvisor.run.run import RankRun
 
@@ -76,20 +74,6 @@ class Memory:
     operators: Mapping[int, ForwardOperators]  # by forward segment, with the seconds of the traced step
     unit_forwards: Mapping[int, Forward]
     peak_bytes: int
-
-
-class _Event(NamedTuple):
-    """A TimedChange of live bytes. Deaths come before births of the same time."""
-
-    time_s: float
-    delta_bytes: int
-    category: str
-    number: int  # of the placed storage; -1 for the unexplained rest
-    is_own: bool  # the storage was born in this segment
-
-    def end_at(self, time_s: float) -> _Event:
-        """The end of what it brings into being."""
-        return _Event(time_s, -self.delta_bytes, self.category, self.number, self.is_own)
 
 
 def segment_memory(placement: Placement, divisor: int | Fraction) -> Memory:
@@ -147,19 +131,19 @@ def segment_memory(placement: Placement, divisor: int | Fraction) -> Memory:
 
 def _events(
     rank: RankRun, step: Step, pieces: Sequence[Stretch], placed: Sequence[Placed]
-) -> tuple[list[list[_Event]], Counter[str]]:
+) -> tuple[list[list[Event]], Counter[str]]:
     """Changes of live bytes by segment, in order of time, and what is alive when the step begins."""
-    events: list[list[_Event]] = [[] for _ in pieces]
+    events: list[list[Event]] = [[] for _ in pieces]
     start: Counter[str] = Counter()
     for number, item in enumerate(placed):
         row = item.row
         if item.birth < 0:
             start[row.category] += row.size_bytes
         else:
-            events[item.birth].append(_Event(row.birth_s, row.size_bytes, row.category, number, True))
+            events[item.birth].append(Event(row.birth_s, row.size_bytes, row.category, number, True))
         if item.death < len(pieces) and row.death_s is not None:
             own = item.birth == item.death
-            events[item.death].append(_Event(row.death_s, -row.size_bytes, row.category, number, own))
+            events[item.death].append(Event(row.death_s, -row.size_bytes, row.category, number, own))
     _add_residuals(rank, step, pieces, events, start)
     for changes in events:
         changes.sort(key=lambda event: (event.time_s, event.delta_bytes > 0))
@@ -170,7 +154,7 @@ def _add_residuals(
     rank: RankRun,
     step: Step,
     pieces: Sequence[Stretch],
-    events: list[list[_Event]],
+    events: list[list[Event]],
     start: Counter[str],
 ) -> None:
     starts = [piece.start_s for piece in pieces]
@@ -181,32 +165,32 @@ def _add_residuals(
             start[UNEXPLAINED] += delta_bytes
         elif residual.time_s < step.end_s:
             position = bisect_right(starts, residual.time_s) - 1
-            events[position].append(_Event(residual.time_s, delta_bytes, UNEXPLAINED, -1, False))
+            events[position].append(Event(residual.time_s, delta_bytes, UNEXPLAINED, -1, False))
 
 
 def _levels(
     piece: Stretch,
     start: Mapping[str, int],
-    events: Sequence[_Event],
-    unsaved: Sequence[_Event],
+    events: Sequence[Event],
+    unsaved: Sequence[Event],
     placed: Sequence[Placed],
     gradients: Gradients,
     buffers: Buffers,
     asked: FirstAsked | None,
 ) -> tuple[SegmentLevels, Timeline]:
     others = {category: size for category, size in start.items() if category not in STATES}
-    handed_over = partial(_handed_over, piece, placed=placed, gradients=gradients, buffers=buffers)
-    units, passing = handed_over(events, takes="each")
+    taken_over = partial(handed_over, piece, placed=placed, gradients=gradients, buffers=buffers)
+    units, passing = taken_over(events, takes="each")
     collected = loose = passing
     if units:
-        collected = loose = handed_over(events, takes="buffer")[1]
+        collected = loose = taken_over(events, takes="buffer")[1]
     if any(unit in buffers.small_bytes for unit in units):
-        loose = handed_over(events, takes="small")[1]
+        loose = taken_over(events, takes="small")[1]
     lean = passing  # a forward brings no gradients, so this serves both views of it
     if unsaved is not events:
-        _, lean = handed_over(unsaved, takes="each")
+        _, lean = taken_over(unsaved, takes="each")
     same = unsaved is events
-    own = _own_gradients(events)
+    own = own_gradients(events)
     views = {"captured": events, "own_gradients": own, "passing_gradients": passing}
     asked_s = None if asked is None else asked.time_s
     timeline = Timeline(
@@ -220,7 +204,7 @@ def _levels(
         loose_level = _level(others, loose, loose if same else lean, asked)
     own_level = passing_level  # as nearly everywhere where no gradients come
     if units or len(own) > len(passing):
-        own_level = _level(others, own, _own_gradients(unsaved), asked)
+        own_level = _level(others, own, own_gradients(unsaved), asked)
     levels = SegmentLevels(
         captured=_level(start, events, unsaved, asked),
         own_gradients=own_level,
@@ -236,8 +220,8 @@ def _levels(
 
 def _level(
     start: Mapping[str, int],
-    events: Sequence[_Event],
-    unsaved: Sequence[_Event],
+    events: Sequence[Event],
+    unsaved: Sequence[Event],
     asked: FirstAsked | None,
 ) -> Level:
     if asked is not None:
@@ -250,97 +234,13 @@ def _level(
     )
 
 
-def _own_gradients(events: Sequence[_Event]) -> list[_Event]:
-    return [e for e in events if e.category not in STATES or (e.category == "gradient" and e.is_own)]
-
-
-def _handed_over(
-    piece: Stretch,
-    events: Sequence[_Event],
-    *,
-    placed: Sequence[Placed],
-    gradients: Gradients,
-    buffers: Buffers,
-    takes: Literal["each", "buffer", "small"],
-) -> tuple[tuple[str, ...], list[_Event]]:
-    """Events without states, and with each gradient taken over when the operator that made it is done.
-
-    It is done, and has dropped what it had saved, before anything else is born. Who takes over each has it nowhere. To
-    collect in a buffer, a unit's is made when its first gradient is taken over; the gradient of a unit that adopts becomes
-    its buffer; a unit whose gradients cannot be told from other temporaries is taken to have its buffer
-    from the start. Where the small ones are collected, large ones stay. Returns the units whose gradients came too.
-    """
-    # Where no gradients come; autograd hands over those of a unit that is called again when all calls' are summed.
-    if piece.phase != "backward" or piece.unit is None or piece.call:
-        return (), [event for event in events if event.category not in STATES]
-    units: list[str] = []
-    collecting: set[str] = set()  # units that have a buffer
-    changed: list[_Event] = []
-    waiting: list[_Event] = []  # gradients born and not taken over yet
-    adopted: set[int] = set()  # those that are buffers, or stay, from then on
-
-    def buffer_of(born: _Event, unit: str, time_s: float) -> int:
-        """Bytes that are there from now on."""
-        if takes == "each":
-            return 0
-        stays = takes == "small" and unit in buffers.small_bytes and is_loose(born.delta_bytes)
-        if stays or (unit in buffers.adopting and unit not in collecting):
-            adopted.add(born.number)
-            changed.append(born.end_at(time_s))
-        if stays:
-            return born.delta_bytes
-        is_first = unit not in collecting
-        collecting.add(unit)
-        sizes = buffers.size_bytes if takes == "buffer" else {**buffers.size_bytes, **buffers.small_bytes}
-        return sizes.get(unit, 0) * is_first
-
-    def take_over(time_s: float) -> None:
-        for born in waiting:
-            unit = gradient_unit(born, piece, placed, gradients)
-            if unit is None:
-                continue
-            if unit not in units:
-                units.append(unit)
-            changed.append(_Event(time_s, buffer_of(born, unit, time_s), "gradient", -1, True))
-        kept = [b for b in waiting if b.category == "gradient" and b.number not in adopted]
-        changed.extend(born.end_at(time_s) for born in kept)
-        waiting.clear()
-
-    for event in events:
-        if event.number in adopted and event.delta_bytes < 0:
-            continue  # the end of a gradient that DDP has copied
-        is_gradient = gradient_unit(event, piece, placed, gradients) is not None
-        is_birth = event.delta_bytes > 0 and event.number >= 0 and not is_gradient
-        other_birth = is_birth and not _is_workspace(event, waiting, placed)
-        own_death = event.delta_bytes < 0 and any(event.number == born.number for born in waiting)
-        if other_birth or own_death:
-            take_over(event.time_s)
-        if event.category not in STATES or is_gradient:
-            changed.append(event)
-        if is_gradient:
-            waiting.append(event)
-    take_over(piece.end_s)
-    missing_bytes = buffers.size_bytes.get(piece.unit or "", 0) if piece.unit not in units else 0
-    if piece.phase == "backward" and piece.unit is not None and missing_bytes:
-        units.append(piece.unit)
-        size_bytes = 0 if takes == "each" else missing_bytes
-        changed.insert(0, _Event(piece.start_s, size_bytes, "gradient", -1, True))
-    return tuple(units), changed
-
-
-def _is_workspace(event: _Event, waiting: Sequence[_Event], placed: Sequence[Placed]) -> bool:
-    """Whether the operator that makes a gradient allocates inside itself, as products of bfloat16 do on a CPU."""
-    row = placed[event.number].row
-    return any(is_made_within(row, placed[born.number].row.operator) for born in waiting)
-
-
 def _without_saving(
     piece: Stretch,
-    events: Sequence[_Event],
+    events: Sequence[Event],
     placed: Sequence[Placed],
     freed: set[int],
     casts: set[int],
-) -> Sequence[_Event]:
+) -> Sequence[Event]:
     """The same forward if it saved nothing: what it would have kept dies at its last use, its inputs stay."""
     if piece.unit is None or piece.phase != "forward":
         return events
@@ -361,11 +261,11 @@ def _without_saving(
 
 
 def _with_drops(
-    events: Sequence[_Event], drops: Sequence[tuple[float, int]], placed: Sequence[Placed]
-) -> Sequence[_Event]:
+    events: Sequence[Event], drops: Sequence[tuple[float, int]], placed: Sequence[Placed]
+) -> Sequence[Event]:
     """The same with the ends of copies that a second run has made for a derivative."""
     ends = [
-        _Event(time_s, -placed[number].row.size_bytes, placed[number].row.category, number, False)
+        Event(time_s, -placed[number].row.size_bytes, placed[number].row.category, number, False)
         for time_s, number in drops
     ]
     return sorted((*events, *ends), key=lambda event: (event.time_s, event.delta_bytes > 0))
@@ -390,7 +290,7 @@ def _casts_again(
     return found
 
 
-def _growth(piece: Stretch, events: Sequence[_Event], placed: Sequence[Placed]) -> dict[str, int]:
+def _growth(piece: Stretch, events: Sequence[Event], placed: Sequence[Placed]) -> dict[str, int]:
     """What the segment's own storages reach until its unit has saved its last tensor.
 
     Non-reentrant checkpointing stops a recomputation there (torch.utils.checkpoint, early stop).
