@@ -22,6 +22,8 @@ from memadvisor.run.run import Run
 from memadvisor.run.store import load_run
 
 POLL_S = 0.5
+# A recorder says what its process is soon after it has made its journal: where nothing has come for so long, nothing will.
+_LONGEST_WAIT_S = 60.0
 
 # Name, size and time of change of every file of a run; None: the directory is not there.
 Fingerprint = frozenset[tuple[str, int, int]] | None
@@ -90,10 +92,11 @@ def read_snapshot(directory: Path, hardware: Hardware | None = None) -> Snapshot
 
 
 def awaits_first_flush(directory: Path) -> bool:
-    """A run has been begun here, and what its ranks have written so far is whole, but says nothing yet."""
+    """A run has just been begun here, and what its ranks have written so far is whole, but says nothing yet."""
     try:
-        journals = list(directory.glob("rank*.journal"))
-        if not journals and not (directory / "manifest.json").exists():
+        journals, manifest = list(directory.glob("rank*.journal")), directory / "manifest.json"
+        written = [*journals, *([manifest] if manifest.exists() else [])]
+        if not written or time.time() - max(map(os.path.getmtime, written)) > _LONGEST_WAIT_S:
             return False
         contents = [read_journal(journal) for journal in journals]
     except OSError:
@@ -161,8 +164,13 @@ class Watcher:
         return self._last
 
     def _with_new_state(self) -> Snapshot | None:
-        """A process may die without another word in its journal."""
+        """A process may die without another word in its journal, or without any."""
         last = self._last
+        if last is not None and last.run is None and last.error is None:
+            if awaits_first_flush(self.directory):
+                return None
+            self._last = read_snapshot(self.directory, self.hardware)
+            return self._last
         if last is None or last.run is None or last.state not in (State.RUNNING, State.SILENT):
             return None
         state, message = run_state(last.run)

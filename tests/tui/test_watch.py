@@ -121,6 +121,22 @@ def test_a_run_that_has_only_begun_waits_for_its_first_flush(tmp_path):
     )
 
 
+def test_a_run_that_has_said_nothing_for_long_is_not_waited_for(tmp_path):
+    """A journal that was cut off before its first words: the screen waited for ever."""
+    directory = write_run(dataclasses.replace(make_run(), ranks=()), tmp_path / "run")
+    JournalWriter(directory / "rank0.pid1.journal").close()
+    watcher = Watcher(directory)
+    assert watcher.poll().error is None
+    assert watcher.poll() is None
+    before_s = time.time() - 100
+    for path in directory.iterdir():
+        os.utime(path, (before_s, before_s))
+    watcher._seen = fingerprint(directory)  # no file changes while time goes by
+
+    assert "no readable rank" in watcher.poll().message
+    assert "no readable rank" in Watcher(directory).poll().message
+
+
 def test_a_directory_that_is_no_run_is_an_error_and_not_waited_for(tmp_path):
     assert not awaits_first_flush(tmp_path)
     assert "is not a run" in Watcher(tmp_path).poll().message
