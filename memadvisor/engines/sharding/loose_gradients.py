@@ -60,6 +60,7 @@ class LooseGradients:
         else:
             own = gradient.detach().as_strided((slot.end - slot.start,), (1,))
             self._large[slot.index] = own.mul_(share)
+            self._label(own, "gradient", self._flat.unit)
 
     def add_zeros(self, slot: Slot) -> None:
         """No gradient has come for a parameter."""

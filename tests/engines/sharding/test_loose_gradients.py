@@ -12,7 +12,7 @@ from torch import nn
 from memadvisor.engines.collectives.wire import Pieces, Wire
 from memadvisor.engines.script.live import read_model
 from memadvisor.engines.sharding.build_units import build_units
-from memadvisor.engines.sharding.flat import Flat
+from memadvisor.engines.sharding.flat import Flat, Label
 from memadvisor.engines.sharding.loose_gradients import LooseGradients, loose_gradients
 from memadvisor.executors import Algorithm
 from memadvisor.write_schedule import write_schedule
@@ -20,7 +20,9 @@ from tests.engines.ranks import run_ranks
 from tests.engines.trainings import applied, loose_from, make_plan
 
 
-def flat_of(sizes: list[int], num_ranks: int, rank: int, loose_bytes: int) -> Flat:
+def flat_of(
+    sizes: list[int], num_ranks: int, rank: int, loose_bytes: int, label: Label = lambda *_: None
+) -> Flat:
     """Of one unit whose parameters have so many elements; with what of its gradients is loose from so many bytes on."""
     model = nn.Module()
     for number, size in enumerate(sizes):
@@ -29,7 +31,7 @@ def flat_of(sizes: list[int], num_ranks: int, rank: int, loose_bytes: int) -> Fl
     schedule = write_schedule(make_plan(num_ranks, 2), live.rows)
     (flat,) = build_units(live, schedule, rank, num_ranks)[""].flats
     with loose_from(loose_bytes):
-        flat.loose = loose_gradients(flat, lambda *_: None)
+        flat.loose = loose_gradients(flat, label)
     return flat
 
 
@@ -88,6 +90,15 @@ def test_a_gradient_stays_only_where_nobody_else_has_its_memory():
     assert whose(torch.rand(30, dtype=torch.float64).float()) == "autograd's"
     with_graph = torch.rand(30, requires_grad=True)
     assert whose(with_graph) == "its own"
+
+
+def test_all_that_is_kept_is_named_to_who_records_the_training():
+    """A gradient that stays was called a temporary of the product that made it."""
+    named: list[tuple[int, str, str]] = []
+    flat = flat_of([30, 2], 2, 0, 100, lambda tensor, *what: named.append((tensor.data_ptr(), *what)))
+    for slot, gradient in zip(flat.slots, (torch.rand(30), torch.rand(2)), strict=True):
+        flat.loose.take(slot, gradient, 0.5)
+    assert named == [(tensor.data_ptr(), "gradient", "") for tensor in flat.loose.tensors()]
 
 
 def test_what_comes_again_is_added_and_what_does_not_come_is_zero():
