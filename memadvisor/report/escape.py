@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import html
 import json
+import re
 import unicodedata
 from typing import Any
 
 # Controls, invisible formatting (bidirectional overrides among it), lone surrogates, line separators.
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]{0,40}(?![\w-])")  # of a command line
 
 
 def visible(text: str) -> str:
@@ -31,11 +33,17 @@ def html_text(text: str) -> str:
 
 
 def html_with_code(text: str) -> str:
-    """As `html_text`; what stands between backticks becomes code."""
+    """As `html_text`; what stands between backticks becomes code, whose options no line ends within."""
     pieces = html_text(text).split("`")
     if len(pieces) % 2 == 0:  # an odd backtick, from a name perhaps: leave all of them as they are
         return "`".join(pieces)
-    return "".join(f"<code>{piece}</code>" if i % 2 else piece for i, piece in enumerate(pieces))
+    return "".join(
+        f"<code>{_with_options(piece)}</code>" if i % 2 else piece for i, piece in enumerate(pieces)
+    )
+
+
+def _with_options(code: str) -> str:
+    return _OPTION.sub(r'<span class="option">\g<0></span>', code)
 
 
 def plotly_text(text: str) -> str:

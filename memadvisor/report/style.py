@@ -63,6 +63,7 @@ body{margin:0;background:var(--page);color:var(--text);
   font:15px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
 a{color:var(--accent)}
 code,.mono{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;font-size:.92em}
+.option{white-space:nowrap}
 header{position:sticky;top:0;z-index:20;display:flex;align-items:center;gap:.4rem 1rem;flex-wrap:wrap;
   padding:.55rem clamp(.8rem,3vw,2rem);background:var(--card);border-bottom:1px solid var(--line)}
 header .brand{font-weight:700;letter-spacing:-.01em}

@@ -82,6 +82,10 @@ def test_visible_text_has_no_character_that_acts(text):
 def test_code_stands_between_backticks_and_an_odd_one_stays():
     assert html_with_code("run `a < b` now") == "run <code>a &lt; b</code> now"
     assert html_with_code("run `a") == "run `a"
+    assert (
+        html_with_code("`run --zero 1` --zero")
+        == '<code>run <span class="option">--zero</span> 1</code> --zero'
+    )
 
 
 def test_a_long_name_keeps_its_end():
