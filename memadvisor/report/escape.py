@@ -14,7 +14,8 @@ from typing import Any
 
 # Controls, invisible formatting (bidirectional overrides among it), lone surrogates, line separators.
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]{0,40}(?![\w-])")  # of a command line
+# Of a command line, with its value where that is short.
+_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]{0,40}(?![\w-])(?: \w{1,12}(?!\S))?")
 
 
 def visible(text: str) -> str:

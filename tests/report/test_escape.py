@@ -84,7 +84,7 @@ def test_code_stands_between_backticks_and_an_odd_one_stays():
     assert html_with_code("run `a") == "run `a"
     assert (
         html_with_code("`run --zero 1` --zero")
-        == '<code>run <span class="option">--zero</span> 1</code> --zero'
+        == '<code>run <span class="option">--zero 1</span></code> --zero'
     )
 
 
