@@ -73,14 +73,6 @@ class RankAnalysis:
             return self.peak.allocated_bytes
         return self.highest_peak_bytes
 
-    @property
-    def first_changes(self) -> tuple[FirstChange, ...]:
-        """Of checkpoints and changes of the script those that save most; none where no step was traced."""
-        if self.peak is None:
-            return ()
-        time_s = None if self.step_time is None else self.step_time.median_s
-        return first_changes(self.checkpointing, self.script_changes, self.peak.allocated_bytes, time_s)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Analysis:
@@ -98,6 +90,14 @@ class Analysis:
     tokens_per_s: float | None
     unfinished_ranks: tuple[UnfinishedRank, ...] = ()
     larger_steps: LargerSteps | None = None
+
+    def first_changes(self, result: RankAnalysis) -> tuple[FirstChange, ...]:
+        """Of checkpoints and changes of the script those that save a rank most; none where no step was traced, or a plan was
+        applied: then its prediction and the measurement are compared."""
+        if self.run.plan is not None or result.peak is None:
+            return ()
+        time_s = None if result.step_time is None else result.step_time.median_s
+        return first_changes(result.checkpointing, result.script_changes, result.peak.allocated_bytes, time_s)
 
     @property
     def largest_rank(self) -> RankAnalysis:

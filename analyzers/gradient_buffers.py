@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from memadvisor.loose import is_loose
-from memadvisor.precision import Precision, bytes_in
+from memadvisor.loose import summed_gradients
+from memadvisor.precision import Precision
 from memadvisor.run.records import Parameter
 
 
@@ -28,19 +28,10 @@ def buffers_of(parameters: Mapping[str, Sequence[Parameter]], precision: Precisi
     adopting = set()
     small: dict[str, int] = {}
     for unit, rows in parameters.items():
-        trainable = [row for row in rows if row.requires_grad]
-        sizes[unit] = sum(
-            bytes_in(row.size_bytes, row.dtype, precision.of_reduction(row.dtype)) for row in trainable
-        )
-        if len(trainable) == 1 and precision.sums_as_made(trainable[0].dtype):
+        gradients = summed_gradients(rows, precision)
+        sizes[unit] = sum(each.size_bytes for each in gradients)
+        if len(gradients) == 1 and precision.sums_as_made(gradients[0].dtype):
             adopting.add(unit)
-        gradients = [
-            (bytes_in(row.size_bytes, row.dtype, precision.of_reduction(row.dtype)), row.dtype)
-            for row in trainable
-        ]
-        collected = [
-            size for size, dtype in gradients if not (is_loose(size) and precision.sums_as_made(dtype))
-        ]
-        if len(collected) < len(gradients):
-            small[unit] = sum(collected)
+        if any(each.is_loose for each in gradients):
+            small[unit] = sum(each.size_bytes for each in gradients if not each.is_loose)
     return Buffers(sizes, adopting, small)

@@ -12,6 +12,9 @@ from memadvisor.analyzers.placement import Placed, Stretch
 from memadvisor.cost.step import STATES
 from memadvisor.loose import is_loose
 
+# Who takes gradients over: one who has them nowhere, a buffer, or a buffer the small ones.
+Takes = Literal["each", "buffer", "small"]
+
 
 class Event(NamedTuple):
     """A TimedChange of live bytes. Deaths come before births of the same time."""
@@ -38,7 +41,7 @@ def handed_over(
     placed: Sequence[Placed],
     gradients: Gradients,
     buffers: Buffers,
-    takes: Literal["each", "buffer", "small"],
+    takes: Takes,
 ) -> tuple[tuple[str, ...], list[Event]]:
     """Events without states, and with each gradient taken over when the operator that made it is done.
 
@@ -50,62 +53,71 @@ def handed_over(
     # Where no gradients come; autograd hands over those of a unit that is called again when all calls' are summed.
     if piece.phase != "backward" or piece.unit is None or piece.call:
         return (), [event for event in events if event.category not in STATES]
-    units: list[str] = []
-    collecting: set[str] = set()  # units that have a buffer
     changed: list[Event] = []
-    waiting: list[Event] = []  # gradients born and not taken over yet
-    adopted: set[int] = set()  # those that are buffers, or stay, from then on
-
-    def buffer_of(born: Event, unit: str, time_s: float) -> int:
-        """Bytes that are there from now on."""
-        if takes == "each":
-            return 0
-        stays = takes == "small" and unit in buffers.small_bytes and is_loose(born.delta_bytes)
-        if stays or (unit in buffers.adopting and unit not in collecting):
-            adopted.add(born.number)
-            changed.append(born.end_at(time_s))
-        if stays:
-            return born.delta_bytes
-        is_first = unit not in collecting
-        collecting.add(unit)
-        sizes = buffers.size_bytes if takes == "buffer" else {**buffers.size_bytes, **buffers.small_bytes}
-        return sizes.get(unit, 0) * is_first
-
-    def take_over(time_s: float) -> None:
-        for born in waiting:
-            unit = gradient_unit(born, piece, placed, gradients)
-            if unit is None:
-                continue
-            if unit not in units:
-                units.append(unit)
-            changed.append(Event(time_s, buffer_of(born, unit, time_s), "gradient", -1, True))
-        kept = [b for b in waiting if b.category == "gradient" and b.number not in adopted]
-        changed.extend(born.end_at(time_s) for born in kept)
-        waiting.clear()
-
+    waiting: list[tuple[Event, str]] = []  # gradients born and not taken over yet, and whose they are
+    taker = _Taker(changed, buffers, takes)
     for event in events:
-        if event.number in adopted and event.delta_bytes < 0:
+        if event.number in taker.kept and event.delta_bytes < 0:
             continue  # the end of a gradient that DDP has copied
-        is_gradient = gradient_unit(event, piece, placed, gradients) is not None
-        is_birth = event.delta_bytes > 0 and event.number >= 0 and not is_gradient
+        unit = gradient_unit(event, piece, placed, gradients)
+        is_birth = event.delta_bytes > 0 and event.number >= 0 and unit is None
         other_birth = is_birth and not _is_workspace(event, waiting, placed)
-        own_death = event.delta_bytes < 0 and any(event.number == born.number for born in waiting)
+        own_death = event.delta_bytes < 0 and any(event.number == born.number for born, _ in waiting)
         if other_birth or own_death:
-            take_over(event.time_s)
-        if event.category not in STATES or is_gradient:
+            taker.take_over(waiting, event.time_s)
+        if event.category not in STATES or unit is not None:
             changed.append(event)
-        if is_gradient:
-            waiting.append(event)
-    take_over(piece.end_s)
-    missing_bytes = buffers.size_bytes.get(piece.unit or "", 0) if piece.unit not in units else 0
-    if piece.phase == "backward" and piece.unit is not None and missing_bytes:
-        units.append(piece.unit)
+        if unit is not None:
+            waiting.append((event, unit))
+    taker.take_over(waiting, piece.end_s)
+    missing_bytes = buffers.size_bytes.get(piece.unit, 0)
+    if missing_bytes and piece.unit not in taker.units:
+        taker.units.append(piece.unit)
         size_bytes = 0 if takes == "each" else missing_bytes
         changed.insert(0, Event(piece.start_s, size_bytes, "gradient", -1, True))
-    return tuple(units), changed
+    return tuple(taker.units), changed
 
 
-def _is_workspace(event: Event, waiting: Sequence[Event], placed: Sequence[Placed]) -> bool:
+class _Taker:
+    """Who takes over gradients, and writes what becomes of them into `changed`. units: those whose have come. kept: the
+    gradients that are buffers, or stay, from then on."""
+
+    def __init__(self, changed: list[Event], buffers: Buffers, takes: Takes) -> None:
+        self._changed = changed
+        self._buffers = buffers
+        self._takes = takes
+        self._collecting: set[str] = set()  # units that have a buffer
+        self.units: list[str] = []
+        self.kept: set[int] = set()
+
+    def take_over(self, waiting: list[tuple[Event, str]], time_s: float) -> None:
+        for born, unit in waiting:
+            if unit not in self.units:
+                self.units.append(unit)
+            self._changed.append(Event(time_s, self._held_bytes(born, unit, time_s), "gradient", -1, True))
+        gone = (born for born, _ in waiting if born.category == "gradient" and born.number not in self.kept)
+        self._changed.extend(born.end_at(time_s) for born in gone)
+        waiting.clear()
+
+    def _held_bytes(self, born: Event, unit: str, time_s: float) -> int:
+        """What is there of it, or of the buffer that it is the first of, from now on."""
+        buffers = self._buffers
+        if self._takes == "each":
+            return 0
+        are_small = self._takes == "small" and unit in buffers.small_bytes
+        stays = are_small and is_loose(born.delta_bytes)
+        is_first = unit not in self._collecting
+        if stays or (unit in buffers.adopting and is_first):
+            self.kept.add(born.number)
+            self._changed.append(born.end_at(time_s))
+        if stays:
+            return born.delta_bytes
+        self._collecting.add(unit)
+        sizes = buffers.small_bytes if are_small else buffers.size_bytes
+        return sizes.get(unit, 0) * is_first
+
+
+def _is_workspace(event: Event, waiting: Sequence[tuple[Event, str]], placed: Sequence[Placed]) -> bool:
     """Whether the operator that makes a gradient allocates inside itself, as products of bfloat16 do on a CPU."""
     row = placed[event.number].row
-    return any(is_made_within(row, placed[born.number].row.operator) for born in waiting)
+    return any(is_made_within(row, placed[born.number].row.operator) for born, _ in waiting)

@@ -123,7 +123,7 @@ def _model_states(view: View) -> list[Text]:
 
 def _first(view: View) -> list[Text]:
     """What to change first, in a line each."""
-    changes = () if view.run.plan is not None else view.result.first_changes
+    changes = view.analysis.first_changes(view.result)
     if not changes:
         return []
     title = paragraph(("What saves most", "bold"), ("  predicted, of each by itself", "dim"))

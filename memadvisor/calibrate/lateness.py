@@ -15,7 +15,8 @@ from statistics import mean
 import torch
 import torch.distributed as dist
 
-from memadvisor.engines.collectives.exchanges import Parts, gather_pairwise
+from memadvisor.calibrate.messages import exchange
+from memadvisor.engines.collectives.exchanges import gather_pairwise
 from memadvisor.engines.lanes.thread_lane import ThreadLane, ThreadTicket
 
 _MESSAGE_ELEMENTS = 16 * 1024  # 64 KiB in all: what it takes by itself is little
@@ -50,16 +51,11 @@ class _Messages:
         self.seconds: list[float] = []
 
     def gather(self, handed_over_s: float) -> None:
-        gather_pairwise(_exchange, self._slices, self._rank)
+        gather_pairwise(exchange, self._slices, self._rank)
         self.seconds.append(time.perf_counter() - handed_over_s)
 
     def mean_s(self) -> float:
         return mean(self.seconds[_WARM_TURNS:])
-
-
-def _exchange(sent: Parts, to: int, received: Parts, source: int) -> list[dist.Work]:
-    works = [dist.irecv(each, source) for each in received] + [dist.isend(each, to) for each in sent]
-    return [work for work in works if work is not None]
 
 
 def measure_late_s(num_turns: int) -> float:

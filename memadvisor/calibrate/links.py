@@ -21,9 +21,9 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
+from memadvisor.calibrate.messages import exchange
 from memadvisor.calibrate.overlap import MESSAGE_BYTES, measure_overlap
 from memadvisor.engines.collectives.exchanges import (
-    Parts,
     gather_by_doubling,
     gather_pairwise,
     reduce_pairwise,
@@ -177,16 +177,12 @@ def _collective(
             return lambda: all_gather(full, shard)
         return lambda: reduce_scatter(shard, full)
     slices, rank = full.chunk(num_ranks), dist.get_rank()
+    pieces = [[each] for each in slices]
     if operation == _TOGETHER:
         others = torch.zeros((num_ranks - 2) * shard.numel()).chunk(num_ranks - 2)
-        return lambda: reduce_together(_exchange, [[each] for each in slices], rank, shard, others)
+        return lambda: reduce_together(exchange, pieces, rank, shard, others)
     if operation == _BY_DOUBLING:
-        return lambda: gather_by_doubling(_exchange, full, rank, num_ranks)
+        return lambda: gather_by_doubling(exchange, full, rank, num_ranks)
     if operation == "all_gather":
-        return lambda: gather_pairwise(_exchange, slices, rank)
-    return lambda: reduce_pairwise(_exchange, [[each] for each in slices], rank, shard)
-
-
-def _exchange(sent: Parts, to: int, received: Parts, source: int) -> list[dist.Work]:
-    works = [dist.irecv(each, source) for each in received] + [dist.isend(each, to) for each in sent]
-    return [work for work in works if work is not None]
+        return lambda: gather_pairwise(exchange, slices, rank)
+    return lambda: reduce_pairwise(exchange, pieces, rank, shard)

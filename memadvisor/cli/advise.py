@@ -44,7 +44,7 @@ from memadvisor.planning.tensor_parallel import is_of_its_own, is_tensor_paralle
 from memadvisor.run.run import Run
 from memadvisor.run.store import load_run
 from memadvisor.unit_ranges import unit_ranges
-from memadvisor.units import format_bytes, format_seconds
+from memadvisor.units import counted, format_bytes, format_seconds
 
 # Changes of the script that plans make where they are asked to.
 _ASKED = {
@@ -194,7 +194,7 @@ def _num_ranks(text: str | None) -> int | None:
 
 
 def _print(advice: Advice, run: Run, console: Console, output: str | None) -> None:
-    ranks = f"{advice.num_ranks} rank{'s' * (advice.num_ranks != 1)}"
+    ranks = counted(advice.num_ranks, "rank")
     console.print(
         Text(
             f"Budget {format_bytes(advice.budget_bytes)} a rank, {ranks}. Measured without a plan"
@@ -234,7 +234,7 @@ def _print(advice: Advice, run: Run, console: Console, output: str | None) -> No
 
 def _print_prices(advice: Advice, run: Run, console: Console) -> None:
     """What every budget would cost, for who has none in mind yet; the run's own peak stands in place of one."""
-    ranks = f"{advice.num_ranks} rank{'s' * (advice.num_ranks != 1)}"
+    ranks = counted(advice.num_ranks, "rank")
     console.print(
         f"No budget is given, {ranks}. Measured without a plan: peak {format_bytes(advice.measured_peak_bytes)}, step "
         f"{format_seconds(advice.measured_step_time_s)}. Everything below is predicted."

@@ -153,9 +153,7 @@ def _short_lines(analysis: Analysis) -> Iterator[RenderableType]:
 
 def _short_changes(analysis: Analysis) -> Iterator[Labelled]:
     """The first few, of the rank whose peak is shown; after a plan the comparison stands in their place."""
-    if analysis.run.plan is not None:
-        return
-    changes = analysis.largest_rank.first_changes[:_NUM_CHANGES]
+    changes = analysis.first_changes(analysis.largest_rank)[:_NUM_CHANGES]
     if changes:
         yield _labelled("change", "what saves most, predicted, of each by itself:")
     for change in changes:

@@ -280,7 +280,6 @@ class EngineMemory:
 
     def _reduce(self, action: Action) -> Message:
         name, size_bytes = action.unit, self._units.gradient_bytes[action.unit]
-        own_bytes = self._units.own_gradient_bytes[name]
         if action.ranks is Ranks.ACROSS:
             # Of what the reduction inside has just left; its buffers are counted there, and are no fewer.
             return Message(operation="all_reduce", size_bytes=size_bytes // self.num_ranks, staging={})
@@ -296,7 +295,7 @@ class EngineMemory:
         self._keep_shard(name)
         return scattered(
             self._units.reduce_bytes(name),
-            own_bytes,
+            self._units.own_gradient_bytes[name],
             self._units.staging_bytes(name),
             older_bytes,
             shard_bytes,

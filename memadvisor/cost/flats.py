@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from memadvisor.cost.states import FlatSizes, UnitStates
-from memadvisor.loose import is_loose
+from memadvisor.loose import summed_gradients
 from memadvisor.precision import Precision, bytes_in
 
 
@@ -44,13 +44,10 @@ def loose_bytes(states: UnitStates, num_ranks: int, precision: Precision) -> int
     them (engines/sharding/loose_gradients.py): flats with such a one are not padded. None where none stays.
     """
     sizes = buffer_sizes(states, num_ranks, precision)
-    rows = [row for row in states.parameters if row.requires_grad]
-    own = [
-        (row.dtype, bytes_in(row.size_bytes, row.dtype, precision.of_reduction(row.dtype))) for row in rows
-    ]
-    loose = {dtype for dtype, size in own if is_loose(size) and precision.sums_as_made(dtype)}
+    gradients = summed_gradients(states.parameters, precision)
+    loose = {each.dtype for each in gradients if each.is_loose}
     for dtype in loose:
-        sizes[dtype] = sum(size for each, size in own if each == dtype)
+        sizes[dtype] = sum(each.size_bytes for each in gradients if each.dtype == dtype)
     return sum(sizes.values()) if loose else None
 
 

@@ -170,12 +170,13 @@ class CapturedStep:
     schedules that may be played over it. `leaves_gradients_alone`: between the last backward and the optimizer step, as
     far as is known. `late`: what the script's FSDP2 leaves to the last micro-batch. `updates_together`: the optimizer's
     own temporaries are of all parameters that one of its steps updates (foreach); `may_update_by_unit`: an engine may
-    have it update some at a time; `own_updates`: what it allocates for some of them. `shard_groups`: those of a script that shares its model by FSDP2; `holder`: who keeps
-    engines from moving states, "FSDP2", or parameters, "torch.compile". `saved`: what units' forwards keep for their
-    backwards and may wait elsewhere. `roundable`: what of it may be in fewer bits meanwhile; `timelines`: what comes and
-    goes in each segment; `rounding_cost`: None where it was not measured. `make_parted`: see `parted`. `second_runs`:
-    what each unit's forward of a micro-batch would run again; `second_run_cost`: what that takes beside. `time_factors`:
-    what runs on this machine have taught, by component of the step time (components.py); 1 for those that are not there.
+    have it update some at a time; `own_updates`: what it allocates for some of them. `shard_groups`: those of a script
+    that shares its model by FSDP2; `holder`: who keeps engines from moving states, "FSDP2", or parameters,
+    "torch.compile". `saved`: what units' forwards keep for their backwards and may wait elsewhere. `roundable`: what of
+    it may be in fewer bits meanwhile; `timelines`: what comes and goes in each segment; `rounding_cost`: None where it
+    was not measured. `make_parted`: see `parted`. `second_runs`: what each unit's forward of a micro-batch would run
+    again; `second_run_cost`: what that takes beside. `time_factors`: what runs on this machine have taught, by component
+    of the step time (components.py); 1 for those that are not there.
     """
 
     rank: int

@@ -39,28 +39,22 @@ def next_steps(view: RankView) -> list[NextStep]:
     """What stands in the way of trust, then what saves most, then what else the figures say; never empty."""
     trouble = [NextStep(text=text) for text in _trouble(view)]
     changes = [
-        NextStep(text=_in_full(each, view), saves=each.saved_in_words)
-        for each in view.result.first_changes[:_NUM_CHANGES]
-        if view.analysis.run.plan is None
+        NextStep(text=_in_full(each), saves=each.saved_in_words)
+        for each in view.analysis.first_changes(view.result)[:_NUM_CHANGES]
     ]
     facts = [NextStep(text=text) for text in (*_memory(view), *_time(view))]
     commands = [NextStep(text=text) for text in _command(view)]
     return [*trouble, *changes, *facts[:_NUM_FACTS], *commands]
 
 
-def _in_full(change: FirstChange, view: RankView) -> str:
+def _in_full(change: FirstChange) -> str:
     found, row = change.script_change, change.checkpoint
     if found is not None:
         return f"{found.seen} {found.change_in_words}"
     them = "each of them" if row is not None and len(row.modules) > 1 else "it"
-    ranked = (
-        ""
-        if view.analysis.run.plan is not None
-        else " `advise` finds which of all units to run again for a budget."
-    )
     return (
         f"{change.what[0].upper()}{change.what[1:]}: run {them} again in the backward in place of keeping what autograd "
-        f"keeps. Results stay the same.{ranked}"
+        f"keeps. Results stay the same. `advise` finds which of all units to run again for a budget."
     )
 
 

@@ -1,9 +1,9 @@
 """Whether operands of 8 bits are written, and kept, transposed as well.
 
-Tensor cores of Hopper and Ada take operands of 8 bits in one order alone, so that each is needed as it is and transposed; those of
-the data center's Blackwell take either (transformer_engine/pytorch/utils.py, is_non_tn_fp8_gemm_supported: compute capability 10,
-and not 12 of the desktop's), and Transformer Engine writes one where a tensor has one scale. Blocks of elements have theirs along a product's
-depth, and are cast both ways everywhere.
+Tensor cores of Hopper and Ada take operands of 8 bits in one order alone, so that each is needed as it is and transposed;
+those of the data center's Blackwell take either (transformer_engine/pytorch/utils.py, is_non_tn_fp8_gemm_supported: compute
+capability 10, and not 12 of the desktop's), and Transformer Engine writes one where a tensor has one scale. Blocks of
+elements have theirs along a product's depth, and are cast both ways everywhere.
 """
 
 from __future__ import annotations

@@ -86,11 +86,8 @@ def reduce_together(
 
 def split_as(whole: torch.Tensor, parts: Parts) -> list[torch.Tensor]:
     """Places in a 1-D tensor for as many elements as each part has, one after another from its start."""
-    places, start = [], 0
-    for part in parts:
-        places.append(whole[start : start + part.numel()])
-        start += part.numel()
-    return places
+    sizes = [part.numel() for part in parts]
+    return list(torch.split(whole[: sum(sizes)], sizes))
 
 
 def _add(totals: Parts, others: Parts) -> None:

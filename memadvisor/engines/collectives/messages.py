@@ -6,12 +6,13 @@ Messages of one tag from one rank to another arrive in the order in which they a
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 import torch
 import torch.distributed as dist
 
+from memadvisor.engines.collectives.exchanges import Parts
 from memadvisor.engines.collectives.works import CollectiveError, Work, there
 from memadvisor.own_hooks import own_hooks_aside
 
@@ -29,9 +30,9 @@ class Messages:
         self,
         operation: str,
         unit: str,
-        sent: Sequence[torch.Tensor],
+        sent: Parts,
         to: int,
-        received: Sequence[torch.Tensor],
+        received: Parts,
         source: int,
         tag: int,
     ) -> list[Work]:

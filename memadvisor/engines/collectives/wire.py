@@ -54,6 +54,10 @@ class Pieces:
     by_rank: tuple[tuple[torch.Tensor, ...], ...]
     num_elements: int
 
+    @property
+    def nbytes(self) -> int:
+        return self.num_elements * self.tensors[0].itemsize
+
 
 class Wire:
     """Collectives of the ranks of `everyone`. `staged` is told of every staging buffer that is allocated.
@@ -93,7 +97,7 @@ class Wire:
         """The first of the ranks that share shards, in the count of the whole script."""
         return self._messages.global_ranks[0]
 
-    def algorithm(self, operation: str, full: torch.Tensor) -> str | None:
+    def algorithm(self, operation: str, full: torch.Tensor | Pieces) -> str | None:
         """Which of `algorithms` a gather of `full`, or its reduction to shards, goes by."""
         return algorithm_for(self.algorithms, operation, full.nbytes, self.num_ranks)
 
@@ -131,10 +135,9 @@ class Wire:
         if isinstance(full, torch.Tensor) and self.way(full) == "staged":
             return Chain([self._begin_sum(full, unit, self.group)], full.chunk(self.num_ranks)[self.rank])
         pieces = self._cut(full)
-        staging, others = self._stage(pieces), self._stage_others(pieces)
-        reduce = partial(self._reduce, pieces, staging, others, unit, number)
-        touched = pieces.tensors
-        ticket = self.lane(staging.device).submit(reduce, reads=touched, writes=(*touched, staging, *others))
+        staging = self._stage(pieces)
+        reduce, writes = self._reduction(pieces, staging, unit, number)
+        ticket = self.lane(staging.device).submit(reduce, reads=pieces.tensors, writes=writes)
         return Chain([ticket], staging)
 
     def reduce_scatter(
@@ -152,13 +155,17 @@ class Wire:
             return self.begin_reduce_scatter(full, unit).wait()
         pieces = self._cut(full)
         staging = self._stage(pieces) if into is None else into
+        reduce, writes = self._reduction(pieces, staging, unit, number)
+        own: torch.Tensor = self.lane(staging.device).run(reduce, reads=pieces.tensors, writes=writes)
+        return own
+
+    def _reduction(
+        self, pieces: Pieces, staging: torch.Tensor, unit: str, number: int
+    ) -> tuple[Callable[[], torch.Tensor], tuple[torch.Tensor, ...]]:
+        """A lane's work, and what it writes."""
         others = self._stage_others(pieces)
         reduce = partial(self._reduce, pieces, staging, others, unit, number)
-        touched = pieces.tensors
-        own: torch.Tensor = self.lane(staging.device).run(
-            reduce, reads=touched, writes=(*touched, staging, *others)
-        )
-        return own
+        return reduce, (*pieces.tensors, staging, *others)
 
     def _cut(self, full: torch.Tensor | Pieces) -> Pieces:
         if isinstance(full, Pieces):
@@ -173,10 +180,9 @@ class Wire:
     def _stage_others(self, pieces: Pieces) -> tuple[torch.Tensor, ...]:
         """Room for what all ranks but the last to be added send, where they send at once."""
         first = pieces.tensors[0]
-        size_bytes = pieces.num_elements * first.itemsize
         if self.way(first) != "pairwise" or self.num_ranks == 2:
             return ()
-        if algorithm_for(self.algorithms, "reduce_scatter", size_bytes, self.num_ranks) != "together":
+        if self.algorithm("reduce_scatter", pieces) != "together":
             return ()
         shard = pieces.num_elements // self.num_ranks
         return self.stage((self.num_ranks - 2) * shard, first.dtype, first.device).chunk(self.num_ranks - 2)
