@@ -65,11 +65,11 @@ def deal(rounds: Iterator[list[Any]], rank: int) -> Iterator[Batch]:
     while not is_over:
         drawn = list(itertools.islice(rounds, _ROUNDS_AT_ONCE))
         lengths, indices = _numbers_of(drawn)
-        header = torch.tensor([len(drawn), len(lengths), len(indices)])
+        header = torch.tensor([len(drawn), len(lengths), len(indices)], device="cpu")
         dist.broadcast(header, 0)
         num_drawn, *counts = header.tolist()
         if rank:
-            lengths, indices = (torch.zeros(count, dtype=torch.int64) for count in counts)
+            lengths, indices = (torch.zeros(count, dtype=torch.int64, device="cpu") for count in counts)
         for numbers in (lengths, indices):
             if len(numbers):
                 dist.broadcast(numbers, 0)
@@ -95,7 +95,7 @@ def _numbers_of(rounds: list[list[Any]]) -> tuple[torch.Tensor, torch.Tensor]:
             "to ranks.",
             hint="wrap the model in DistributedDataParallel and shard the data in the script.",
         ) from None
-    return torch.tensor(lengths, dtype=torch.int64), torch.tensor(indices, dtype=torch.int64)
+    return _on_host(lengths), _on_host(indices)
 
 
 def _batches_of(lengths: list[int], indices: list[int]) -> list[Batch]:
@@ -109,3 +109,7 @@ def _batches_of(lengths: list[int], indices: list[int]) -> list[Batch]:
             batches.append(indices[start : start + length])
             start += length
     return batches
+
+
+def _on_host(numbers: list[int]) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")

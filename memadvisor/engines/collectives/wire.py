@@ -365,14 +365,14 @@ class Wire:
 
     def largest(self, values: list[int]) -> list[int]:
         """The largest of each value over the ranks. No rank returns before all have called this."""
-        tensor = torch.tensor(values, dtype=torch.int64)
+        tensor = torch.tensor(values, dtype=torch.int64, device="cpu")
         with self._messages.named("meeting of all ranks"):
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._of_host())
         return [int(value) for value in tensor.tolist()]
 
     def broadcast(self, values: list[int]) -> list[int]:
         """The first rank's values."""
-        tensor = torch.tensor(values, dtype=torch.int64)
+        tensor = torch.tensor(values, dtype=torch.int64, device="cpu")
         with self._messages.named("broadcast"):
             dist.broadcast(tensor, dist.get_global_rank(self.everyone, 0), group=self._of_host())
         return [int(value) for value in tensor.tolist()]

@@ -160,13 +160,17 @@ def _tables() -> tuple[torch.Tensor, torch.Tensor]:
     above, zero = _codes_by_place(signed), signed.index(0.0)
     # The place of -m is -1 - (that of m), and the values of -m are those of m, but that there is no -1.
     below = (2 * zero - above.int()).clamp_(0, zero - 1).to(torch.uint8).flip(0)
-    codes = torch.cat([torch.zeros(1, dtype=torch.uint8), _codes_by_place(unsigned), below, above])
-    return codes, torch.tensor([*unsigned, *signed], dtype=torch.float32)
+    codes = torch.cat(
+        [torch.zeros(1, dtype=torch.uint8, device="cpu"), _codes_by_place(unsigned), below, above]
+    )
+    return codes, torch.tensor([*unsigned, *signed], dtype=torch.float32, device="cpu")
 
 
 def _codes_by_place(table: list[float]) -> torch.Tensor:
     """Of magnitudes: the code of the value next to the middle of what has each place."""
-    bits = torch.arange(NUM_PLACES, dtype=torch.int32) << _DROPPED_BITS
+    bits = torch.arange(NUM_PLACES, dtype=torch.int32, device="cpu") << _DROPPED_BITS
     middles = (bits + (1 << (_DROPPED_BITS - 1))).view(torch.float32).double() / _DOWN
-    halves = torch.tensor([math.fsum(pair) / 2 for pair in pairwise(table)], dtype=torch.float64)
+    halves = torch.tensor(
+        [math.fsum(pair) / 2 for pair in pairwise(table)], dtype=torch.float64, device="cpu"
+    )
     return torch.bucketize(middles, halves).to(torch.uint8)

@@ -73,14 +73,14 @@ class PinnedMemory:
     def _new(self, size_bytes: int) -> torch.Tensor:
         if self._pins:
             try:
-                return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+                return torch.empty(size_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
             except RuntimeError as error:
                 self._pins = False
                 reason = str(error).splitlines()[0]
                 self._note(
                     "warning", f"the host cannot pin memory, so transfers hold up the training: {reason}"
                 )
-        return torch.empty(size_bytes, dtype=torch.uint8)
+        return torch.empty(size_bytes, dtype=torch.uint8, device="cpu")
 
 
 class HostTier:

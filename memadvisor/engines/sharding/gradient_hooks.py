@@ -154,10 +154,10 @@ def _num_references(parameter: torch.Tensor) -> int:
 
 def _alone() -> int:
     """References to a gradient that only its parameter has, as `check_hooked` counts them."""
-    parameter = torch.zeros(1, requires_grad=True)
-    parameter.grad = torch.zeros(1)
+    parameter = torch.zeros(1, requires_grad=True, device="cpu")
+    parameter.grad = torch.zeros(1, device="cpu")
     return _num_references(parameter)
 
 
 _ALONE = _alone()
-_ONE_TENSOR = num_holders(torch.empty(1))
+_ONE_TENSOR = num_holders(torch.empty(1, device="cpu"))

@@ -10,7 +10,7 @@ def num_holders(tensor: torch.Tensor) -> int:
     return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
 
 
-_ALONE = num_holders(torch.empty(1))
+_ALONE = num_holders(torch.empty(1, device="cpu"))
 
 
 def is_held(tensor: torch.Tensor) -> bool:

@@ -99,7 +99,7 @@ class LowRank:
         thin = self._wire.stage(second, torch.float32, grad.device)
         # Numbers of its own, alike on all ranks: the script's random streams stay where they are.
         numbers = torch.Generator().manual_seed(flat.index)
-        thin.copy_(torch.randn(second, generator=numbers))
+        thin.copy_(torch.randn(second, generator=numbers, device="cpu"))
         residual = self._wire.stage(flat.num_elements, torch.float32, grad.device).zero_()
         num_first = first + sum(end - start for start, end in plain)
         return _Kept(tuple(matrices), tuple(plain), num_first, residual, thin)

@@ -222,7 +222,7 @@ class Service:
         for part in range(header["parts"]):
             data += _take(self._client, f"{answer}/{part}")
         dtype = getattr(torch, header["dtype"])
-        return torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+        return torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype, device="cpu")
 
     # ---- answering ---------------------------------------------------------------------------
 

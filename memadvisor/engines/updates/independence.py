@@ -85,7 +85,8 @@ def _gradients(stunt: Stunt, num_steps: int = _NUM_STEPS) -> list[list[torch.Ten
     generator = torch.Generator().manual_seed(1)
     return [
         [
-            torch.randn(p.shape, generator=generator).to(p.dtype) * _SCALES[(step + index) % len(_SCALES)]
+            torch.randn(p.shape, generator=generator, device="cpu").to(p.dtype)
+            * _SCALES[(step + index) % len(_SCALES)]
             for index, p in enumerate(stunt.parameters)
         ]
         for step in range(num_steps)

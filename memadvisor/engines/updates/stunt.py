@@ -119,7 +119,7 @@ def _small_shape(parameter: torch.Tensor) -> tuple[int, ...]:
 def _small(like: torch.Tensor, generator: torch.Generator) -> list[torch.Tensor]:
     made = []
     for _ in range(_ALIKE):
-        tensor = torch.randn(_small_shape(like), generator=generator).to(like.dtype)
+        tensor = torch.randn(_small_shape(like), generator=generator, device="cpu").to(like.dtype)
         # What a script marks its parameters with, for its optimizer to read.
         marks = {k: v for k, v in vars(like).items() if isinstance(v, (bool, int, float, str))}
         vars(tensor).update(marks)
