@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from memadvisor.coded_states import is_coded
-from memadvisor.cost.owners import is_elementwise
-from memadvisor.cost.states import UnitStates, WholeUpdate
+from memadvisor.cost.owners import SCALARS, is_elementwise
+from memadvisor.cost.states import ShardState, UnitStates, WholeUpdate
 from memadvisor.plan import PlannedModel
 from memadvisor.run.records import Parameter, Step, Storage, Unit
 from memadvisor.run.run import RankRun
@@ -32,6 +32,8 @@ def unit_states(rank: RankRun, step: Step, units: Sequence[Unit]) -> dict[str, U
     scalar_bytes: Counter[str] = Counter()
     whole_bytes: Counter[tuple[str, str]] = Counter()  # by parameter and optimizer
     items: dict[str, list[tuple[int, bool]]] = defaultdict(list)
+    shard_items: dict[str, list[ShardState]] = defaultdict(list)
+    sharded = {unit.name for unit in rank.units if unit.shard_group is not None and rank.shard_groups}
     components: dict[str, set[str]] = defaultdict(set)
     for state in rank.optimizer_states:
         components[state.parameter].add(state.component)
@@ -44,9 +46,14 @@ def unit_states(rank: RankRun, step: Step, units: Sequence[Unit]) -> dict[str, U
             continue
         whole = state.num_elements == owner.num_elements and owner.num_elements > 1
         (state_bytes if whole else scalar_bytes)[owner.unit] += state.size_bytes
+        may_be_coded = is_coded(state.component, components[owner.name], state.dtype, owner.num_elements)
         if whole:
-            may_be_coded = is_coded(state.component, components[owner.name], state.dtype, owner.num_elements)
             items[owner.name].append((state.size_bytes // state.num_elements, may_be_coded))
+        elif owner.unit in sharded and state.component not in SCALARS and state.num_elements:
+            shard = ShardState(
+                size_bytes=state.size_bytes, num_elements=state.num_elements, is_coded=may_be_coded
+            )
+            shard_items[owner.name].append(shard)
     mapped_bytes = _mapped_parameters(rank, step)
     given_bytes = _given_beyond(rank, step)
     return {
@@ -64,6 +71,7 @@ def unit_states(rank: RankRun, step: Step, units: Sequence[Unit]) -> dict[str, U
                 if by_name[parameter].unit == name
             ),
             state_items={row.name: tuple(items[row.name]) for row in rows if row.name in items},
+            shard_items={row.name: tuple(shard_items[row.name]) for row in rows if row.name in shard_items},
         )
         for name, rows in parameters.items()
     }

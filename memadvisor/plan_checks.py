@@ -363,8 +363,5 @@ def beside_fsdp2(plan: Plan) -> dict[str, bool]:
         "updates in the backward": plan.update_in_backward,
         "several reductions under way": plan.reduce_depth > 1,
         "parameters on host or disk": plan.parameter_tiers != {"device"},
-        "optimizer state on host or disk": plan.optimizer_tiers != {"device"},
-        "optimizer state in 8 bits": bool(plan.optimizer_codes),
-        "offloaded activations": plan.activation_tiers != {"device"},
-        "rounded activations": bool(plan.rounded_to),
+        "updates one step late": plan.delayed_update,
     }

@@ -9,6 +9,7 @@ from memadvisor.plan import Plan, UnitPlan
 from memadvisor.policies import resolve_units
 from memadvisor.run.records import Unit
 from memadvisor.schedule import Point, Ranks, Schedule, ScheduleBuilder
+from memadvisor.write_transfers import write_fetched_updates, write_transfers
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ def schedule_of_groups(plan: Plan, units: Sequence[Unit]) -> Schedule:
     forward to the end of the backward, or with `plan.reshard_model` is freed and gathered like the others. Gradients are
     reduced after the group's backward, and where several groups of ranks hold the same shards (HSDP) what that leaves is
     summed across these. A group begins with gathering the next `plan.gather_depth` ones. The script's optimizer updates all
-    of them at once, or with `plan.update_by_unit` one unit after another.
+    of them at once, or with `plan.update_by_unit` one unit after another; so it does units whose state is elsewhere or in codes.
     """
     chosen = resolve_units(plan, units)
     groups = _groups(plan, chosen, units)
@@ -97,13 +98,31 @@ def schedule_of_groups(plan: Plan, units: Sequence[Unit]) -> Schedule:
             builder.reduce(*at, group.name, ranks=Ranks.INSIDE, overlaps=plan.overlap)
             if plan.group_ranks < plan.num_ranks:
                 builder.reduce(*at, group.name, ranks=Ranks.ACROSS, overlaps=plan.overlap)
-            if not plan.update_by_unit:
-                builder.update(group.name)
-    trained = {unit.name for unit in units if unit.trainable_bytes}
-    for unit in chosen:
-        if plan.update_by_unit and unit.name in trained:
-            builder.update(unit.name)
+    _updates(builder, plan, chosen, units, groups)
     for unit in chosen:
         if unit.recompute:
             builder.recompute((unit.name,), unit.kept)
+    write_transfers(builder, plan, chosen)
     return builder.schedule(plan, chosen)
+
+
+def _updates(
+    builder: ScheduleBuilder,
+    plan: Plan,
+    chosen: Sequence[UnitPlan],
+    units: Sequence[Unit],
+    groups: Sequence[_Group],
+) -> None:
+    sizes = {unit.name: unit.trainable_bytes for unit in units if unit.trainable_bytes}
+    trained = [unit for unit in chosen if unit.name in sizes]
+    fetched = {u.name for u in trained if u.optimizer_tier != "device" or u.optimizer_bits is not None}
+    if plan.update_by_unit:
+        for unit in trained:
+            if unit.name not in fetched:
+                builder.update(unit.name)
+    else:
+        of_group = {group.name: {u.name for u in units if u.shard_group == group.name} for group in groups}
+        for group in reversed(groups):
+            if group.is_trainable and not of_group[group.name] & fetched:
+                builder.update(group.name)
+    write_fetched_updates(builder, trained, sizes)

@@ -25,18 +25,11 @@
 - With `plan.update_by_unit` the updates in the optimizer step, which are one step of all units otherwise, are done one
   after another, and with `plan.overlap` what stages 1 and 2 have updated begins to be gathered behind its own update, under
   the others'.
-- Units whose `optimizer_tier` is not the device are updated one after another in the optimizer step, each while the
-  next one's state is fetched and that of the one before is written. Larger ones take turns with smaller ones, so
-  that the two buffers are not both as large as the largest.
-- Units with `optimizer_bits` are updated one after another too, each decoded before and coded after its update. That
-  is done by what computes, so nothing of it runs beside the updates.
+- Units whose optimizer state lies elsewhere, or is in codes, are updated one after another: write_transfers.py.
 - A unit with a `parameter_tier`, on one rank, is one of stage 3 whose gathers are reads from that tier and whose
   reduction is a write to it. Its update takes parameters and gradient along with its state, so it too is one of
   those that are updated one after another.
-- What autograd keeps of a unit whose `activation_tier` is not the device begins to leave after its forward, under
-  that of the next unit in order of execution, after which it is waited for, and its memory free; and begins to
-  come back before the backward of that next unit, under it. So of all that is offloaded, at most what two units keep
-  is in memory at any time. Before the backward of the last unit of all, there is nothing to hide it under.
+- What autograd keeps of a unit whose `activation_tier` is not the device: write_transfers.py.
 
 - With `plan.local_sgd`, which is for stage 0, parameters are averaged after the optimizer step; the schedule says of
   which steps, and that others' gradients are reduced.
@@ -55,6 +48,7 @@ from memadvisor.policies import resolve_units
 from memadvisor.run.records import Unit
 from memadvisor.schedule import Lane, Point, Ranks, Schedule, ScheduleBuilder
 from memadvisor.write_fsdp2 import schedule_of_groups
+from memadvisor.write_transfers import write_fetched_updates, write_transfers
 
 
 def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
@@ -94,10 +88,8 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
     sizes = {unit.name: unit.trainable_bytes for unit in units}
     for units_of_model in models:
         updated = [unit for unit in units_of_model if unit.name in trainable]
-        away = [unit for unit in updated if unit.optimizer_tier != "device"]
-        builder.update_offloaded([(unit.name, Lane(unit.optimizer_tier)) for unit in _in_turns(away, sizes)])
-        builder.update_coded([unit.name for unit in updated if unit.optimizer_bits is not None])
-        _transfers(builder, plan, units_of_model)
+        write_fetched_updates(builder, updated, sizes)
+        write_transfers(builder, plan, units_of_model)
     return builder.schedule(plan, chosen)
 
 
@@ -106,52 +98,6 @@ def _by_model(plan: Plan, chosen: Sequence[UnitPlan]) -> list[list[UnitPlan]]:
         return [list(chosen)]
     owner = {unit.name: plan.model_of(unit.name) for unit in chosen}
     return [[unit for unit in chosen if owner[unit.name] == model.name] for model in plan.models]
-
-
-def _in_turns(units: Sequence[UnitPlan], sizes: Mapping[str, int]) -> list[UnitPlan]:
-    """The smaller half at the first, third ... place, the larger half between; larger ones before smaller ones."""
-    ordered = sorted(units, key=lambda unit: -sizes[unit.name])
-    num_large = len(ordered) // 2
-    turns = list(ordered)
-    turns[0::2], turns[1::2] = ordered[num_large:], ordered[:num_large]
-    return turns
-
-
-def _transfers(builder: ScheduleBuilder, plan: Plan, chosen: Sequence[UnitPlan]) -> None:
-    """Of what autograd keeps. Of two at one boundary, what begins comes before what is waited for in the forward, and
-    after it in the backward."""
-    if all(unit.activation_tier == "device" for unit in chosen):
-        return
-    order = _units_in_order(plan, chosen)
-    away = [
-        (unit.name, Lane(unit.activation_tier), following)
-        for unit, following in zip(order, [*(unit.name for unit in order[1:]), None], strict=True)
-        if unit.activation_tier != "device"
-    ]
-    for name, lane, _ in away:
-        builder.offload(Point.AFTER_FORWARD, name, name, lane, overlaps=True)
-        builder.prefetch(Point.BEFORE_BACKWARD, name, name, lane, overlaps=False)
-    for name, lane, following in away:
-        if following is None:
-            builder.offload(Point.BACKWARD_BEGINS, "", name, lane, overlaps=False)
-        else:
-            builder.offload(Point.AFTER_FORWARD, following, name, lane, overlaps=False)
-            builder.prefetch(Point.BEFORE_BACKWARD, following, name, lane, overlaps=True)
-
-
-def _units_in_order(plan: Plan, chosen: Sequence[UnitPlan]) -> list[UnitPlan]:
-    """Units in order of execution, as far as the plan knows it, without those that run around others."""
-    names = {unit.name for unit in chosen}
-    place = {unit.name: position for position, unit in enumerate(plan.units)}
-    around = {outer for name in names for outer in _outer(name)}
-    inner = [unit for unit in chosen if unit.name not in around]
-    return sorted(inner, key=lambda unit: place.get(unit.name, 0)) if names <= set(place) else inner
-
-
-def _outer(name: str) -> list[str]:
-    """Names of what a module lies in, the model itself among them."""
-    parts = name.split(".") if name else []
-    return [".".join(parts[:count]) for count in range(len(parts))]
 
 
 def _lane_of_gathers(unit: UnitPlan) -> Lane:

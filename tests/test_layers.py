@@ -45,6 +45,7 @@ DATA = (
     "memadvisor.schedule",
     "memadvisor.schedule_names",
     "memadvisor.write_schedule",
+    "memadvisor.write_transfers",
     "memadvisor.write_fsdp2",
     "memadvisor.merged_reductions",
     "memadvisor.stretches",

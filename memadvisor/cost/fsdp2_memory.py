@@ -22,7 +22,8 @@ of the ranks in its first dimension.
 - On a GPU gathers' outputs are of the memory of the stream that gathers, and shards of gradients of the one that reduces;
   all else is of the one that computes. The caching allocator gives none of a stream's to another.
 
-Shards and optimizer state are as captured: no plan changes them, but whether units are updated one after another.
+Shards and optimizer state are as captured, but for units that are updated one after another, as where their state lies
+elsewhere or in codes (fsdp2_states.py).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from functools import cached_property
 
 from memadvisor.cost.activations import View
 from memadvisor.cost.fsdp2_sizes import group_bytes, shard_bytes, sharing_ranks
+from memadvisor.cost.fsdp2_states import FetchedShards, captured_sizes
 from memadvisor.cost.messages import Message
 from memadvisor.cost.step import CapturedStep, Segment
 from memadvisor.cost.update_shares import UnchangedUpdates, UpdateShares, shares_of_one_by_one
@@ -67,33 +69,35 @@ class Fsdp2Memory:
         start = step.segments[0].captured.start if step.segments else {}
         self._resting = Counter({name: start.get(name, 0) for name in ("parameter", "optimizer_state")})
         self._resting["communication"] = start.get("communication", 0)
+        self._fetched = FetchedShards(step, schedule)
+        captured = captured_sizes(step, "optimizer_state")
+        self._states = self._fetched.resting(captured)
+        self._resting["optimizer_state"] += sum(self._states) - sum(captured) - self._fetched.given_bytes
+        self._resting["other"] = self._fetched.table_bytes
         self._outputs: set[str] = set()  # of gathers that are ahead
         self._last_output: str | None = None  # of the last gather in a forward
         self._parts: set[str] = set()  # groups freed to parts of fewer ranks
         self._inputs: list[str] = []  # of the last reductions
         self._max_inputs = max((group.max_inputs for group in step.shard_groups), default=1)
         self._whole: set[str] = set()  # units with gradients as autograd made them
-        self._cast: set[str] = (
-            set()
-        )  # units with those of earlier micro-batches in the dtype that is summed in
+        self._cast: set[str] = set()  # units with earlier micro-batches' in the dtype that is summed in
         self._shards: set[str] = set(self.groups) if start.get("gradient") else set()
         self._has_replicas = schedule.shard_ranks < schedule.num_ranks
         self._unsummed: set[str] = set()  # groups with shards that are not summed across groups of ranks yet
         self._summed: set[str] = set()  # with such a sum beside their gradients
         self._is_forward = False
-        self.updates = self._updates(schedule.updated_alone)
+        self.updates = self._updates({*schedule.updated_alone, *self._fetched.away})
 
     def _updates(self, apart: Collection[str]) -> UpdateShares | UnchangedUpdates:
         """`apart`: units whose shards the script's optimizer updates one after another."""
         if not apart:
             return UnchangedUpdates()
-        num_ranks = sharing_ranks(self.step)
+        step, num_ranks = self.step, sharing_ranks(self.step)
         trained_bytes = {
             name: sum(shard_bytes(p, num_ranks[name]) for p in states.parameters if p.requires_grad)
-            for name, states in self.step.states.items()
+            for name, states in step.states.items()
             if name in num_ranks
         }
-        step = self.step
         return shares_of_one_by_one(
             trained_bytes, apart=apart, together=step.updates_together, own=step.own_updates
         )
@@ -101,28 +105,31 @@ class Fsdp2Memory:
     # ---- what is held --------------------------------------------------------------------------
 
     def state_bytes(self, name: str) -> int:
-        """What is fetched for an update: nothing is, since FSDP2 keeps optimizer state where the script has it."""
-        return 0
+        """What is fetched, or expanded, of this rank's state of a unit for its update."""
+        return self._fetched.state_bytes(name)
 
     def has_gradient_away(self, name: str) -> bool:
         return False
 
     def update_traffic(self, name: str) -> tuple[int, int]:
-        return 0, 0
+        return self.state_bytes(name), self.state_bytes(name)
 
     def coding_bytes(self, name: str) -> int:
-        return 0
+        return self._fetched.coding_bytes(name)
 
     def held(self) -> Counter[str]:
         held = self._resting.copy()
         for (what, _), size_bytes in self._pieces().items():
             held[what] += size_bytes
+        held["optimizer_state"] += sum(self._fetched.buffers().values())
         return held
 
     def tensors(self) -> dict[tuple[str, str], int]:
         pieces = dict(self._constants)
         for (what, where), size_bytes in self._pieces().items():
             pieces |= self._named(what, where, size_bytes)
+        for side, size_bytes in self._fetched.buffers().items():
+            pieces["fetched optimizer_state", str(side)] = size_bytes
         return {piece: size for piece, size in pieces.items() if size > 0}
 
     def _named(self, what: str, where: str, size_bytes: int) -> dict[tuple[str, str], int]:
@@ -156,14 +163,10 @@ class Fsdp2Memory:
     @cached_property
     def _constants(self) -> dict[tuple[str, str], int]:
         """What rests from step to step, as the pieces that were captured of it, where there are any."""
-        num_segments = len(self.step.segments)
+        own: dict[str, list[int]] = {"optimizer_state": self._states, "other": []}
         pieces: dict[tuple[str, str], int] = {}
         for name, size_bytes in self._resting.items():
-            sizes = [
-                item.size_bytes
-                for item in self.step.storages
-                if item.category == name and item.birth_segment < 0 and item.death_segment >= num_segments
-            ]
+            sizes = own[name] if name in own else captured_sizes(self.step, name)
             pieces |= {(f"constant {name}", str(i)): size for i, size in enumerate(sizes or [size_bytes])}
         return pieces
 
@@ -206,6 +209,7 @@ class Fsdp2Memory:
 
     def enter(self, segment: Segment, *, is_again: bool = False) -> None:
         """Gradients of the step before are gone when the captured ones were, and those of this one are kept."""
+        self._fetched.turn(steps=segment.phase == "optimizer")
         if not is_again and not segment.captured.start.get("gradient"):
             self._shards.clear()
 
@@ -230,6 +234,8 @@ class Fsdp2Memory:
         elif point is Point.FORWARD_ENDS:
             self._is_forward = False
             self._last_output = None
+        elif point in (Point.BEFORE_OPTIMIZER, Point.AFTER_OPTIMIZER):
+            self._fetched.turn(steps=point is Point.BEFORE_OPTIMIZER)
 
     def drop(self, names: Iterable[str]) -> None:
         """A backward is over: what was gathered ahead is not needed, nor what was summed across groups of ranks."""

@@ -1,6 +1,6 @@
 """What autograd keeps of units whose activations wait on another tier: when it leaves memory, and when it is back.
 
-The law of the moments, as memadvisor/engines/activations/offloaded_activations.py plays a schedule (write_schedule.py):
+The law of the moments, as memadvisor/engines/activations/offloaded_activations.py plays a schedule (write_transfers.py):
 
 - *What goes*: storages of at least MIN_BYTES that a unit's forward saves (`SavedStorages.movable_by`), each once
   however many units save it. Of a unit that is recomputed, what it keeps: its inputs that need a gradient

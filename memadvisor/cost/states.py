@@ -58,6 +58,15 @@ class WholeUpdate:
     state_bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardState:
+    """A tensor of an optimizer's state with an element for each one of this rank's shard of a parameter."""
+
+    size_bytes: int
+    num_elements: int
+    is_coded: bool  # whether it may be
+
+
 @dataclass(frozen=True, kw_only=True)
 class UnitStates:
     """A unit's parameters, tied ones once, and what the optimizer keeps for them in the plain run.
@@ -65,7 +74,8 @@ class UnitStates:
     `optimizer_bytes` are the tensors with one element per parameter element (momenta);
     `optimizer_scalar_bytes` are the rest (step counters), which sharding does not shrink. Neither counts what is
     kept for `whole_updates`. `state_items`: of each parameter, for each of the former tensors the bytes of an element,
-    and whether it may be kept in codes. `mapped_bytes`: of parameters that the allocator did not give, as those mapped
+    and whether it may be kept in codes. `shard_items`: where the script itself shards parameters, those of this rank's shard,
+    which are in `optimizer_scalar_bytes` too. `mapped_bytes`: of parameters that the allocator did not give, as those mapped
     from a file; until an engine puts them into storage of its own they are in no peak. `given_parameter_bytes`,
     `given_optimizer_bytes`: what a GPU's allocator gave beyond that, which hands out blocks and leaves up to 1 MiB of a
     block with the tensor that it was for; gone where an engine keeps them in storage of its own, or away.
@@ -80,6 +90,7 @@ class UnitStates:
     given_optimizer_bytes: int = 0
     whole_updates: tuple[WholeUpdate, ...] = ()
     state_items: Mapping[str, tuple[tuple[int, bool], ...]] = field(default_factory=dict)
+    shard_items: Mapping[str, tuple[ShardState, ...]] = field(default_factory=dict)
 
     @cached_property
     def sizes(self) -> dict[tuple[int, int, Precision], UnitSizes]:

@@ -80,6 +80,8 @@ class UnitUpdates:
         states = self._states.get(unit)
         if states is None:
             return []
+        if states.shard_items:
+            return [item.size_bytes for own in states.shard_items.values() for item in own]
         counts = self._pieces[unit]
         sizes = [
             counts.get(parameter.name, 0) * item_bytes

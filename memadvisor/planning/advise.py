@@ -129,7 +129,7 @@ def advise(
     learnt = learn(run, learn_from, machine.times, machine.transfers, rates) if learn_from else None
     plain = plain if learnt is None else replace(plain, time_factors=learnt.factors)
     check_near_ranks(near_ranks, ranks, bool(plain.shard_groups))
-    check_asked_bits(optimizer_bits, bool(plain.shard_groups), machine.transfers)
+    check_asked_bits(optimizer_bits, machine.transfers)
     plays = _plays(run, ranks, memory_bytes, asked, recorded.chunked_units, machine)
     search = Search(plays, near_ranks, has_stage_3=not keeps_parameters(run, plain))
     if not search.stages:

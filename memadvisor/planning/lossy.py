@@ -3,7 +3,7 @@ never one of them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from memadvisor.activation_bits import BITS
@@ -33,11 +33,11 @@ class LossyAlternative:
     step_time_s: float | None
 
 
-def check_asked_bits(bits: int | None, shards_itself: bool, transfers: TransferTimes | None) -> None:
+def check_asked_bits(bits: int | None, transfers: TransferTimes | None) -> None:
     """Raise UsageError where all plans are to have optimizer state in so many bits, and cannot, or nobody knows how fast."""
     if bits is None:
         return
-    check_optimizer_bits({bits}, {"shards the script's model by FSDP2": shards_itself}, "This advice")
+    check_optimizer_bits({bits}, {}, "This advice")
     if transfers is None or Lane.COMPUTE not in transfers.bandwidths:
         raise UsageError(
             "Nothing is known of how long coding optimizer state takes, so no step time can be predicted.",
@@ -65,7 +65,7 @@ def with_coded_states(
     step: CapturedStep, plan: Plan, times: CollectiveTimes | None, transfers: TransferTimes | None
 ) -> LossyAlternative | None:
     """`plan`, of the step as it is, with all optimizer state in 8 bits; None where none of it may be, or it is already."""
-    if plan.executor != "built-in" or plan.optimizer_codes or plan.parameter_tiers != {"device"}:
+    if plan.optimizer_codes or plan.parameter_tiers != {"device"}:
         return None
     if not _may_be_coded(step) or updates_apart(step):
         return None
@@ -90,7 +90,7 @@ def with_rounded_activations(
     """`plan`, of the step as it is, with the activations of all blocks in few bits, and none of them recomputed or moved."""
     blocks = set(blocks_of(step.units))
     rounds = {save.unit for one in step.roundable for save in one.saves if save.rounds}
-    if plan.executor != "built-in" or not blocks & rounds:
+    if not blocks & rounds:
         return
     kept = [
         replace(unit, recompute=False, kept=(), activation_tier="device") if unit.name in blocks else unit
@@ -108,10 +108,8 @@ def with_rounded_activations(
 
 
 def _may_be_coded(step: CapturedStep) -> bool:
-    found: Collection[bool] = {
-        is_coded
-        for states in step.states.values()
-        for items in states.state_items.values()
-        for _, is_coded in items
-    }
-    return True in found
+    states = step.states.values()
+    whole = any(is_coded for own in states for items in own.state_items.values() for _, is_coded in items)
+    return whole or any(
+        item.is_coded for own in states for items in own.shard_items.values() for item in items
+    )

@@ -20,7 +20,7 @@ WAYS = ((True, 0, 0), (True, 1, 1), (False, 1, 1))
 def nearest_tier(step: CapturedStep, transfers: TransferTimes | None) -> str | None:
     """Where it may lie: as near as transfers are known; None for nowhere else."""
     lanes = (Lane.DISK,) if step.device == "cpu" else (Lane.HOST, Lane.DISK)
-    known = transfers.bandwidths if transfers is not None and step.holder != "FSDP2" else ()
+    known = transfers.bandwidths if transfers is not None else ()
     return next((lane.value for lane in lanes if lane in known), None)
 
 

@@ -123,7 +123,8 @@ class Search:
             ways += [(stage, *each) for each in kinds]
         tier = None if updates_apart(step) else nearest_tier(step, self.plays.transfers)
         keeps_state = (
-            any(s.optimizer_bytes for s in step.states.values()) and self.plays.asked.optimizer_bits is None
+            any(s.optimizer_bytes or s.shard_items for s in step.states.values())
+            and self.plays.asked.optimizer_bits is None
         )
         if alike and tier is not None and keeps_state and not any(ranked.fits for ranked in alike):
             away = [self._alike(step, Way(*way, tier=tier), []) for way in ways]

@@ -94,7 +94,11 @@ def memory_of_groups(
         own_updates=OwnUpdates(),
     )
     schedule = SimpleNamespace(
-        shard_ranks=3, num_ranks=3 * num_replicas, is_native=True, updated_alone=updated_alone
+        shard_ranks=3,
+        num_ranks=3 * num_replicas,
+        is_native=True,
+        updated_alone=updated_alone,
+        offloaded_states={},
     )
     return Fsdp2Memory(step, schedule)
 

@@ -17,6 +17,7 @@ from memadvisor.api import Profile
 from memadvisor.cost.collectives import CollectiveTimes
 from memadvisor.cost.late_sharding import LateSharding
 from memadvisor.cost.simulate import simulate
+from memadvisor.cost.transfers import TransferTimes
 from memadvisor.engines.apply import install
 from memadvisor.errors import PlanError
 from memadvisor.plan import Plan
@@ -57,7 +58,12 @@ class Foreseen:
     plans: dict[str, tuple[Any, int, int]]
 
 
-def foreseen(plains: list[Path], share: float, plans_of: Callable[[list[str]], dict[str, Plan]]) -> Foreseen:
+def foreseen(
+    plains: list[Path],
+    share: float,
+    plans_of: Callable[[list[str]], dict[str, Plan]],
+    transfers: TransferTimes | None = None,
+) -> Foreseen:
     """From the lowest of several profiles: of plans for these units, and of what is advised for a share of the peak."""
     runs = [memadvisor.load(path) for path in plains]
     steps = [captured_step(run) for run in runs]
@@ -65,7 +71,10 @@ def foreseen(plains: list[Path], share: float, plans_of: Callable[[list[str]], d
     budget = int(share * step.peak_bytes)
     best = memadvisor.advise(runs[steps.index(step)], memory=budget).best
     plans = plans_of([unit.name for unit in step.units]) | ({} if best is None else {"advised": best})
-    played = {name: simulate(step, write_schedule(plan, step.units), TIMES) for name, plan in plans.items()}
+    played = {
+        name: simulate(step, write_schedule(plan, step.units), TIMES, transfers=transfers)
+        for name, plan in plans.items()
+    }
     found = {n: (plan_to_json(plans[n]), one.peak.total_bytes, one.sent_bytes) for n, one in played.items()}
     return Foreseen(step.rank, budget, step.late, found)
 

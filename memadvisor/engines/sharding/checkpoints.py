@@ -128,6 +128,14 @@ def whole_chunk(shape: torch.Size) -> ChunkStorageMetadata:
     return ChunkStorageMetadata(offsets=torch.Size([0] * len(shape)), sizes=shape)
 
 
+def chunk_of_layout(layout: Any) -> ChunkStorageMetadata:
+    """What this rank has of a DTensor, by its DTensorSpec."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    sizes, offsets = compute_local_shape_and_global_offset(layout.shape, layout.mesh, layout.placements)
+    return ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=torch.Size(sizes))
+
+
 def chunks_of(order: Sequence[int], boxes: Sequence[Box]) -> list[ChunkStorageMetadata]:
     """Boxes whose dimensions are in storage order, as parts of a tensor."""
     places = [order.index(dim) for dim in range(len(order))]

@@ -99,7 +99,8 @@ class Parcel:
 
 
 class StateSource:
-    """What a LateTensor in an optimizer's state stands for. `kept`: the values, once somebody needs them to stay."""
+    """What a LateTensor in an optimizer's state stands for. `kept`: the values, once somebody needs them to stay. `layout`: the
+    DTensorSpec of what it is this rank's part of, if it is one."""
 
     is_part = False
     is_shared_out = False  # of a checkpoint of torch.distributed: ranks' pieces have sources of their own
@@ -110,6 +111,7 @@ class StateSource:
         self.device = device
         self.kept: torch.Tensor | None = None
         self.is_written = False  # by the checkpoint under way, and not read
+        self.layout: Any = None
 
     @property
     def shape(self) -> torch.Size:
@@ -154,13 +156,17 @@ class StateSource:
         from memadvisor.engines.sharding import checkpoints
 
         self.is_written = True
+        if self.layout is not None:
+            chunk = checkpoints.chunk_of_layout(self.layout)
+            return checkpoints.items_of_shard(fqn, self.dtype, self.layout.shape, [chunk])
         return checkpoints.items_of_whole(fqn, self.dtype, self.shape)
 
     def chunks_to_read(self) -> Any:
         from memadvisor.engines.sharding import checkpoints
 
         self.is_written = False
-        return [checkpoints.whole_chunk(self.shape)]
+        whole = self.layout is None
+        return [checkpoints.whole_chunk(self.shape) if whole else checkpoints.chunk_of_layout(self.layout)]
 
     def part(self, offset: Sequence[int] | None) -> torch.Tensor:
         """What a checkpoint writes of it: all, made when it is written."""

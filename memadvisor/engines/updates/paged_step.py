@@ -6,7 +6,7 @@ step is over. State in codes (coded_tier.py) needs one buffer alone, as nothing 
 optimizer makes in its first step is put away from where it has made it.
 
 At every moment `optimizer.state` tells the truth: a plain tensor is the state, a late one (parcels.py) says where it
-is. So a step that is interrupted, or a tier that fails, leaves nothing to repair.
+is. Of a DTensor (a script's FSDP2) the part that this rank has is such a one, and the DTensor stays. So a step that is interrupted, or a tier that fails, leaves nothing to repair.
 """
 
 from __future__ import annotations
@@ -162,11 +162,10 @@ class PagedStep:
                 self._handed[unit] = tensors
         for parameter in self._members[unit]:
             for key, value in self._state_of(parameter):
-                if type(value) is LateTensor:  # from elsewhere, as from another optimizer's state dict
-                    source = value.source
-                    self._optimizer.state[parameter][key] = source.copy().as_strided(
-                        source.shape, source.stride
-                    )
+                if type(late := local_part(value)) is LateTensor:  # as from another optimizer's state dict
+                    source = late.source
+                    plain = source.copy().as_strided(source.shape, source.stride)
+                    put_into(self._optimizer.state[parameter], key, plain)
 
     def _arrived(self, unit: str, parcel: Parcel) -> list[torch.Tensor]:
         if parcel.memory is not None:
@@ -195,10 +194,10 @@ class PagedStep:
         entry, source = parcel.entries[place], parcel.sources[place]
         parameter = entry.parameter()
         state = None if parameter is None else self._optimizer.state.get(parameter)
-        value = state.get(entry.key) if isinstance(state, dict) else None
+        value = local_part(state.get(entry.key)) if isinstance(state, dict) else None
         if state is None or type(value) is not LateTensor or value.source is not source:
             return False
-        state[entry.key] = tensor if source.kept is None else source.kept
+        put_into(state, entry.key, tensor if source.kept is None else source.kept)
         return source.kept is None
 
     # ---- update ------------------------------------------------------------------------------
@@ -213,10 +212,10 @@ class PagedStep:
     def put_away(self, unit: str) -> None:
         """Begin to write a unit's state, and wait until that of the unit before is written."""
         found = [
-            (parameter, key, value)
+            (parameter, key, part)
             for parameter in self._members[unit]
             for key, value in self._state_of(parameter)
-            if self._is_movable(parameter, key, value)
+            if self._is_movable(parameter, key, part := local_part(value))
         ]
         handed, side = self._handed.pop(unit, None), self._sides[unit]
         if self._kept.has_failed:
@@ -237,7 +236,7 @@ class PagedStep:
         for entry, source in zip(parcel.entries, parcel.sources, strict=True):
             parameter = entry.parameter()
             if parameter is not None:
-                self._optimizer.state[parameter][entry.key] = LateTensor(source)
+                put_into(self._optimizer.state[parameter], entry.key, LateTensor(source))
         self.moved_bytes += parcel.size_bytes
         self._unsettled.append(parcel)
         self._settle(but=0 if self._is_coded else 1)
@@ -270,12 +269,27 @@ class PagedStep:
             return False
         slot = self._slot_of(parameter)
         if slot is None:
-            is_full = value.shape == parameter.shape
+            is_full = value.shape == local_part(parameter).shape
         else:
             low, high = slot.own_range
             is_full = value.numel() == high - low
         dense = value.layout is torch.strided and torch.ops.aten.is_non_overlapping_and_dense(value)
         return is_full and bool(dense) and value.device == parameter.device
+
+
+def local_part(value: Any) -> Any:
+    """Of a DTensor what this rank has of it; else the value itself."""
+    return getattr(value, "_local_tensor", value)
+
+
+def put_into(state: dict[str, Any], key: str, tensor: torch.Tensor) -> None:
+    """Have a tensor stand in an optimizer's state of a parameter: for a DTensor's part, if there is one."""
+    if hasattr(value := state[key], "_local_tensor"):
+        if type(tensor) is LateTensor:
+            tensor.source.layout = value._spec
+        value._local_tensor = tensor
+    else:
+        state[key] = tensor
 
 
 def _are_same(found: list[tuple[Any, str, torch.Tensor]], handed: list[torch.Tensor]) -> bool:

@@ -1,6 +1,6 @@
 """Optimizer state that lies on another tier between updates, for optimizers that update element by element.
 
-Works on whole parameters (one rank, stage 0) and on a rank's pieces (stages 1 to 3) alike. The script's own optimizer
+Works on whole parameters (one rank, stage 0), on a rank's pieces (stages 1 to 3) and on DTensors (FSDP2) alike. The script's own optimizer
 does each update, by its class's own step, with the groups holding one unit's parameters at a time; the step that the
 script has called then finds the rest. That happens when all of the script's own hooks before a step have run.
 """
@@ -29,7 +29,14 @@ from memadvisor.engines.sharding.late import LateTensor
 from memadvisor.engines.sharding.sharded_step import FindSlot, Swap, is_elementwise, parameters_of
 from memadvisor.engines.updates.cast_updates import update_cast_units
 from memadvisor.engines.updates.delayed_updates import DelayedUpdates
-from memadvisor.engines.updates.paged_step import Kept, Optimizer, PagedStep, Parameters
+from memadvisor.engines.updates.paged_step import (
+    Kept,
+    Optimizer,
+    PagedStep,
+    Parameters,
+    local_part,
+    put_into,
+)
 from memadvisor.engines.updates.updates_by_unit import UpdatesByUnit
 from memadvisor.errors import PlanError
 from memadvisor.run.living import living
@@ -99,11 +106,6 @@ class StateOffload:
             for unit in model.units
             if unit.name in away
         }
-        if any(hasattr(p, "device_mesh") for unit in parameters.values() for p in unit):
-            raise PlanError(
-                "The script's FSDP2 holds its parameters in pieces, and their optimizer state cannot lie on another tier.",
-                hint="leave that out of the plan; fully_shard(offload_policy=CPUOffloadPolicy()) does it in the script.",
-            )
         on_cpu = any(p.device.type == "cpu" for unit in parameters.values() for p in unit)
         if on_cpu and Lane.HOST in away.values():
             raise PlanError(
@@ -280,9 +282,9 @@ class StateOffload:
         for optimizer in list(self._kept):
             for state in optimizer.state.values():
                 for key, value in state.items() if isinstance(state, dict) else ():
-                    if type(value) is LateTensor:
+                    if type(late := local_part(value)) is LateTensor:
                         try:
-                            state[key] = value.source.values()
+                            put_into(state, key, late.source.values())
                         except OSError as error:
                             lost = error
         if lost is not None:

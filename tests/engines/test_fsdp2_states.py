@@ -1,0 +1,154 @@
+"""Optimizer state of a script's own FSDP2 lies on another tier, or in 8 bits, between updates: results, peaks, checkpoints."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.tensor import DTensor
+
+from memadvisor.cost.transfers import TransferTimes
+from memadvisor.engines.apply import apply
+from memadvisor.hardware.hardware import TierBandwidth
+from memadvisor.plan import Plan
+from memadvisor.schedule import Lane
+from tests.engines.fsdp2_loop import foreseen, is_near, looped, profile_in_turn
+from tests.engines.ranks import run_ranks
+from tests.engines.test_fsdp2 import BLOCKS, Training, by_units
+
+BANDWIDTH = TierBandwidth(read_bytes_per_s=1e9, write_bytes_per_s=1e9)
+TIERS = TransferTimes({Lane.DISK: BANDWIDTH, Lane.COMPUTE: BANDWIDTH}, "a test")
+
+
+def with_states(plan: Plan, names, **changes) -> Plan:
+    return replace(plan, units=tuple(replace(u, **changes) if u.name in names else u for u in plan.units))
+
+
+ALL_UNITS = ("tokens", *(f"blocks.{number}" for number in range(BLOCKS)), "norm")
+RECOMPUTED = by_units(range(BLOCKS), recompute=range(BLOCKS), gather_depth=1)
+ON_DISK = {
+    "all": with_states(RECOMPUTED, ALL_UNITS, optimizer_tier="disk"),
+    "blocks, one after another": with_states(
+        replace(RECOMPUTED, update_by_unit=True), ALL_UNITS[1:-2], optimizer_tier="disk"
+    ),
+}
+CODED = {"coded": with_states(RECOMPUTED, ALL_UNITS, optimizer_bits=8)}
+
+
+def loop(
+    rank: int, folder: str, plans: dict[str, Plan]
+) -> tuple[bool, float, dict[str, tuple[int, list[int]]]]:
+    """Whether all losses are those of the plain training, how far they are off, and peaks: predicted, and measured."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
+    plain, planned = Training(rank), Training(rank)
+    losses: list[float] = []
+
+    def profiled(name: str) -> Path:
+        with profile_in_turn(rank, Path(folder) / name):
+            losses.extend(planned.losses(4))
+        dist.barrier()
+        return Path(folder) / name
+
+    @contextmanager
+    def under(name: str, plan: Plan) -> Iterator[None]:
+        applied = apply(plan, planned.model, planned.optimizer)
+        yield
+        assert name not in plans or all(is_away(state) for state in moved(planned.optimizer))
+        applied.remove()
+        assert not any(is_away(state) for state in moved(planned.optimizer))
+
+    def foresee(plains):
+        return foreseen(plains, 0.97, lambda names: plans, TIERS)
+
+    peaks = looped(rank, profiled, foresee, under, is_near).peaks
+    expected = plain.losses(len(losses) // 2)
+    errors = (abs(one - other) / other for one, other in zip(losses, expected, strict=True))
+    return losses == expected, max(errors), {name: peaks[name] for name in plans}
+
+
+def moved(optimizer):
+    """Momenta of the weights of the second block, which is away in all plans on disk."""
+    weight = optimizer.param_groups[0]["params"][9]
+    assert weight.shape == (128, 32)
+    return [optimizer.state[weight][key] for key in ("exp_avg", "exp_avg_sq")]
+
+
+def is_away(state) -> bool:
+    assert type(state) is DTensor
+    return type(state._local_tensor) is not torch.Tensor
+
+
+def are_near(peaks) -> bool:
+    return all(any(is_near(predicted, peak) for peak in measured) for predicted, measured in peaks.values())
+
+
+@pytest.mark.timeout(150)
+def test_state_on_disk_leaves_losses_alone_and_the_peak_that_was_predicted(tmp_path):
+    for are_equal, _, peaks in run_ranks(loop, 2, str(tmp_path), ON_DISK):
+        assert are_equal
+        assert are_near(peaks), peaks
+
+
+@pytest.mark.timeout(150)
+def test_state_in_8_bits_leaves_the_peak_that_was_predicted(tmp_path):
+    for are_equal, error, peaks in run_ranks(loop, 2, str(tmp_path), CODED):
+        assert not are_equal and error < 0.05
+        assert are_near(peaks), peaks
+
+
+def checkpoint(rank: int, folder: str) -> dict[str, object]:
+    """What a script saves and loads while state is on disk, beside the same without a plan."""
+    found: dict[str, object] = {}
+    for name, plan in (("plain", None), ("away", ON_DISK["all"])):
+        training = Training(rank)
+        applied = apply(plan, training.model, training.optimizer) if plan else None
+        training.losses(2)
+        whole = get_optimizer_state_dict(
+            training.model,
+            training.optimizer,
+            options=StateDictOptions(full_state_dict=True, cpu_offload=True),
+        )
+        sharded = get_optimizer_state_dict(training.model, training.optimizer)
+        dcp.save({"optimizer": sharded}, checkpoint_id=f"{folder}/{name}")
+        before = training.losses(1)
+        # What the other one has saved is read into this one's state.
+        other = f"{folder}/plain"
+        target = get_optimizer_state_dict(training.model, training.optimizer)
+        dcp.load({"optimizer": target}, checkpoint_id=other)
+        set_optimizer_state_dict(training.model, training.optimizer, target)
+        after = training.losses(2)
+        if applied:
+            applied.remove()
+        sums = {
+            key: float(value.double().sum())
+            for key, state in whole.get("state", {}).items()
+            for value in state.values()
+            if value.dim()
+        }
+        found[name] = (sums, before, after)
+    training = Training(rank)
+    training.losses(2)
+    target = get_optimizer_state_dict(training.model, training.optimizer)
+    dcp.load({"optimizer": target}, checkpoint_id=f"{folder}/away")
+    found["read back"] = [float(s["exp_avg"].to_local().double().sum()) for s in target["state"].values()]
+    found["own"] = [float(s["exp_avg"].to_local().double().sum()) for s in training.optimizer.state.values()]
+    return found
+
+
+@pytest.mark.timeout(150)
+def test_checkpoints_of_state_on_disk_are_those_of_the_plain_script(tmp_path):
+    first, second = run_ranks(checkpoint, 2, str(tmp_path))
+    for found in (first, second):
+        assert found["plain"] == found["away"]
+        assert sorted(found["read back"]) == sorted(found["own"])
+    assert len(first["plain"][0]) > BLOCKS  # whole state dicts are on the first rank
