@@ -45,9 +45,19 @@ def is_fsdp2_in_use() -> bool:
 
 
 def is_for_fsdp2(plan: Plan, model: torch.nn.Module) -> bool:
-    """Whether a plan of several ranks means the script's FSDP2: all do, but one made by hand that recomputes, or updates
-    units one after another, and asks for no stage."""
-    leaves_alone = not plan.units and plan.zero_stage == 0 and (plan.policy != "none" or plan.update_by_unit)
+    """Whether a plan of several ranks means the script's FSDP2: all do, but one made by hand that asks for no stage, and
+    recomputes, moves or rounds something, or updates units one after another."""
+    does_something = (
+        plan.policy != "none",
+        plan.update_by_unit,
+        plan.activation_tiers != {"device"},
+        plan.optimizer_tiers != {"device"},
+        bool(plan.rounded_to),
+        bool(plan.optimizer_codes),
+    )
+    leaves_alone = (
+        all(unit.zero_stage == 0 for unit in plan.units) and plan.zero_stage == 0 and any(does_something)
+    )
     return uses_fsdp2(model) and not leaves_alone
 
 

@@ -106,6 +106,32 @@ def test_state_in_8_bits_leaves_the_peak_that_was_predicted(tmp_path):
         assert are_near(peaks), peaks
 
 
+def by_hand(rank: int) -> list[tuple[bool, bool, bool]]:
+    """Of plans that ask for no stage: whether losses are the plain training's, FSDP2 is as it was, and state is away."""
+    found = []
+    plain = Training(rank)
+    expected = plain.losses(3)
+    for changes in ({"optimizer_tier": "disk"}, {"activation_tier": "disk"}):
+        training = Training(rank)
+        applied = apply(Plan(num_ranks=2, zero_stage=0, **changes), training.model, training.optimizer)
+        losses = training.losses(3)
+        found.append(
+            (
+                losses == expected,
+                training.settings() == plain.settings(),
+                any(map(is_away, moved(training.optimizer))),
+            )
+        )
+        applied.remove()
+    return found
+
+
+@pytest.mark.timeout(100)
+def test_a_plan_without_a_stage_leaves_fsdp2_as_the_script_has_it():
+    for found in run_ranks(by_hand, 2):
+        assert found == [(True, True, True), (True, True, False)]
+
+
 def checkpoint(rank: int, folder: str) -> dict[str, object]:
     """What a script saves and loads while state is on disk, beside the same without a plan."""
     found: dict[str, object] = {}
