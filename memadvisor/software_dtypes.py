@@ -11,13 +11,26 @@ from memadvisor.lora import Lora
 from memadvisor.software import GPT_NEOX, MEGATRON_2021, MEGATRON_DEEPSPEED, MODERN
 from memadvisor.software_traits import Software
 
+# Bytes of a parameter's state in fp32: moments, or what is kept in their place.
 _OPTIMIZER_STATE = {
     **dict.fromkeys(("adam", "adamw", "lamb"), 8),
     **dict.fromkeys(("momentum", "lion", "muon", "adagrad"), 4),
     **dict.fromkeys(("adam8bit", "adamw8bit"), 2),
+    **dict.fromkeys(("adam4bit", "adamw4bit"), 1),
     "lion8bit": 1,
     **dict.fromkeys(("sgd", "adafactor"), 0),
+    # Two: torch's relatives of Adam, schedule-free (arXiv:2405.15682; z, and v), Sophia (arXiv:2305.14342).
+    **dict.fromkeys(("radam", "nadam", "adamax", "adadelta", "adabelief", "schedulefree", "sophia"), 8),
+    # Three: the last gradient besides (arXiv:2208.06677), a second mean (arXiv:2409.03137).
+    **dict.fromkeys(("adan", "ademamix"), 12),
+    # One: second moments are a block's (arXiv:2406.16793), a tensor's (arXiv:1905.11286), of rows and columns (arXiv:2307.02047).
+    **dict.fromkeys(("adammini", "novograd", "came", "lars", "rmsprop"), 4),
+    # None, or next to none (arXiv:2306.09782, arXiv:2310.10195).
+    **dict.fromkeys(("lomo", "adalomo", "signsgd"), 0),
 }
+_LONGEST_FIRST = sorted(_OPTIMIZER_STATE, key=len, reverse=True)
+# Whose names these may stand in, and who keep something else: state in few directions, or of a matrix's rows and columns.
+_OTHER_STATE = re.compile(r"galore|apollo|fira|shampoo|soap|^badam")
 # Their state is of the bits that they name, and else in fp32, whatever the parameters' dtype (bitsandbytes/optim).
 _BITSANDBYTES = re.compile(r"^(bitsandbytes|bnb)|paged|(bnb)?(8|32)bit$")
 
@@ -27,9 +40,6 @@ _BITSANDBYTES = re.compile(r"^(bitsandbytes|bnb)|paged|(bnb)?(8|32)bit$")
 _LAMB_PASSES = 24 / 28
 # Accelerators whose fused attention is their makers' own.
 _OTHER_KERNELS = re.compile(r"gaudi|tpu", re.IGNORECASE)
-_OPTIMIZER_MAKERS = re.compile(
-    r"^(paged|fused|distributed|deepspeed|cpu|apex|torch)+|(hf|torch|torchfused|apexfused|bnb|optimizer)$"
-)
 
 
 def as_of_2023(software: Software) -> Software:
@@ -173,14 +183,31 @@ def _dtype_word(precision: str) -> str | None:
     return next((word for word, spelled in _DTYPES.items() if re.search(spelled, precision.lower())), None)
 
 
+def _state_bytes(optimizer: str) -> int | None:
+    """Of a parameter, by the longest known name that stands in the words; `8-bit` and `fp8` beside Adam are adam8bit's. Of
+    several optimizers, `Muon + AdamW`, the first counts, which has the matrices. None where none is known.
+    """
+    for part in re.split(r"\s*[+,/&]\s*|\band\b", optimizer.lower()):
+        word = re.sub(r"[^a-z0-9]", "", part)
+        if _OTHER_STATE.search(word):
+            return None
+        if "momentum" in optimizer.lower() and "sgd" in word:
+            return _OPTIMIZER_STATE["momentum"]
+        bits = re.search(r"([48])bit|(fp8|float8)", word)
+        name = next((name for name in _LONGEST_FIRST if name in word), "adam" if bits is not None else None)
+        if name is None:
+            continue
+        narrow = f"{name}{bits[1] or 8}bit" if bits is not None else name
+        return _OPTIMIZER_STATE.get(narrow, _OPTIMIZER_STATE[name])
+    return None
+
+
 def with_optimizer(software: Software, optimizer: str) -> Software:
     """The same code with another optimizer's state beside the master copy. Raises UsageError for one not known."""
     plain = re.sub(r"\(.*?\)|[\s_-]", "", optimizer.lower())
     is_bitsandbytes = _BITSANDBYTES.search(plain) is not None
     plain = re.sub(r"^(torch|bitsandbytes|bnb)\.(optim\.)?", "", plain)
-    word = _OPTIMIZER_MAKERS.sub("", plain).removesuffix("32bit")
-    word = re.sub(r"^adamw?bnb8bit$|^8bitadamw?$", "adamw8bit", word)
-    state_bytes = _OPTIMIZER_STATE.get(_OPTIMIZER_MAKERS.sub("", word))
+    state_bytes = _state_bytes(optimizer)
     if state_bytes is None:
         raise UsageError(
             f"{optimizer!r} is no known optimizer.", hint=f"known are {', '.join(_OPTIMIZER_STATE)}."

@@ -77,6 +77,26 @@ def test_a_methods_name_is_a_trainers_where_it_stands_alone():
     assert find_preset("torchtune, QLoRA") is TORCHTUNE
 
 
+@pytest.mark.parametrize(
+    ("name", "optimizer_bytes"),
+    [
+        ("AdamW (fused)", 8), ("adamw_torch_fused", 8), ("AdamW, ZeRO-1", 8), ("DeepSpeed CPU Adam", 8), ("adam_fp32", 8),
+        ("schedule_free_adamw", 8), ("Adan", 12), ("Adam-mini", 4), ("RMSprop", 4), ("LOMO", 0),
+        ("bnb AdamW8bit", 2), ("AdamWFp8", 2), ("ao 8-bit", 2), ("Adam 4-bit", 1), ("AdamW4bit", 1),
+        ("SGD", 0), ("SGD (momentum=0.9)", 4), ("Muon + AdamW", 4),
+    ],
+)  # fmt: skip
+def test_optimizers_are_known_in_any_words(name, optimizer_bytes):
+    """Of fp32 parameters; of several the first, which has the matrices."""
+    assert with_optimizer(DDP.software, name).optimizer_bytes == optimizer_bytes
+
+
+@pytest.mark.parametrize("name", ["GaLore AdamW", "Shampoo", "magic"])
+def test_optimizers_whose_state_is_of_another_kind_are_not_taken_for_adam(name):
+    with pytest.raises(UsageError, match="is no known optimizer"):
+        with_optimizer(DDP.software, name)
+
+
 def test_words_that_are_no_precision_or_optimizer():
     with pytest.raises(UsageError):
         with_precision(DDP.software, "int2")

@@ -136,7 +136,7 @@ CODE = (
     _column("base_precision", "quantization quantisation quantization_bit quantization_bits quant quantize quantized_base bits base_dtype base_quantization load_in_4bit bnb", "what frozen matrices are held in: 16bit, fp32, int8, nf4, nf4-dq (double quantisation; 4, qlora), int4 (GPTQ, AWQ)", "16bit; nf4-dq of qlora"),
     _column("trained_modules", "modules_to_save trainable_modules", "embeddings: copies of the embedding and the head are trained beside the adapters", "none"),
     _column("bitsandbytes_version", "bnb_version", "release of bitsandbytes: until 0.43.2 its products of 4 bits kept their inputs (0.42.0, <0.43.2)", "a later one"),
-    _column("optimizer", "optim optimizer_name", "adamw, adam8bit, adafactor, sgd, momentum, lion, muon, lamb, adagrad; paged_adamw_32bit, paged_adamw_8bit (bitsandbytes'): its state goes to the host where the device has no room", "adamw"),
+    _column("optimizer", "optim optimizer_name", "adamw, adam8bit, adam4bit, adafactor, sgd, momentum, lion, muon, lamb, adagrad and others (adan, sophia, rmsprop, adam-mini, lomo), in any words (`AdamW (fused)`, `bnb 8-bit AdamW`); of several the first; one that is not known is the trainer's own, as the note says; paged_adamw_32bit, paged_adamw_8bit (bitsandbytes'): its state goes to the host where the device has no room", "adamw"),
     _column("optimizer_in_backward", "optimizer_in_bwd fused_backward update_in_backward", "each gradient updates its parameter at once, and is let go; with one microbatch", "false"),
 )  # fmt: skip
 

@@ -108,7 +108,7 @@ def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware)
     if dropout is not None:
         software = dataclasses.replace(software, dropout=dropout)
     if optimizer is not None:
-        software = with_optimizer(software, optimizer)
+        software = _with_optimizer(cells, software, optimizer)
     if cells.flag("optimizer_in_backward"):
         software = dataclasses.replace(software, updates_in_backward=True)
     software = dataclasses.replace(
@@ -120,6 +120,14 @@ def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware)
     )
     lora = adapters_of(cells, software)
     return preset, software if lora is None else with_lora(software, lora)
+
+
+def _with_optimizer(cells: Cells, software: Software, optimizer: str) -> Software:
+    try:
+        return with_optimizer(software, optimizer)
+    except UsageError:
+        cells.note(f"optimizer {optimizer!r} is not known: the trainer's own is taken")
+        return software
 
 
 def _has_scores(

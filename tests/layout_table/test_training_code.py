@@ -268,3 +268,10 @@ def test_a_fused_loss_says_what_it_reads(cells, fused, compiled, wide):
     software = case_of(gpu="H100", **cells).step.software
     found = (software.fused_loss, software.compiled_loss, software.wide_fused_loss)
     assert found == (fused, compiled, wide)
+
+
+def test_an_optimizer_that_is_not_known_is_the_trainers_own():
+    found = read_one(framework="ddp", optimizer="GaLore")
+
+    assert found.case.step.software == case_of(framework="ddp").step.software
+    assert any("optimizer 'GaLore' is not known" in note for note in found.notes)
