@@ -353,11 +353,18 @@ LINKS: dict[str, DeviceLinks] = {
     "RTX-4070-Ti-SUPER-16GB": _links(4),
     "RTX-4080-16GB": _links(4),
     "RTX-4080-SUPER-16GB": _links(4),
+    "RTX-5060-Ti-16GB": _links(4),  # eight lanes of the fifth generation
+    "RTX-5070-12GB": _links(5),
+    "RTX-5070-Ti-16GB": _links(5),
     "RTX-5080-16GB": _links(5),
+    "RTX-A2000-12GB": _links(4),
     "RTX-A4000-16GB": _links(4),
     "RTX-A4500-20GB": _links(4),
     "RTX-A5000-24GB": _links(4),
+    "RTX-A5500-24GB": _links(4),
+    "RTX-2000-Ada-16GB": _links(3),  # eight lanes of the fourth generation
     "RTX-4000-Ada-20GB": _links(4),
+    "RTX-4500-Ada-24GB": _links(4),
     "RTX-5000-Ada-32GB": _links(4),
     "Ascend-910B2-64GB": _links(4, _ASCEND_MESH, _ASCEND_NODE),
     "Ascend-910B3-64GB": _links(4, _ASCEND_MESH, _ASCEND_NODE),

@@ -267,6 +267,7 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
         memory_bytes=288 * 10**9,
         memory_bandwidth_bytes_per_s=8e12,
         peak_flops_per_s={
+            "float4_e2m1fn": 9227.5e12,
             "float8_e4m3fn": 4613.8e12,
             "float16": 2306.9e12,
             "bfloat16": 2306.9e12,
@@ -282,6 +283,7 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
         memory_bytes=288 * 10**9,
         memory_bandwidth_bytes_per_s=8e12,
         peak_flops_per_s={
+            "float4_e2m1fn": 10066.3e12,
             "float8_e4m3fn": 5033.2e12,
             "float16": 2516.6e12,
             "bfloat16": 2516.6e12,
