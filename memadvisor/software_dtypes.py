@@ -9,6 +9,7 @@ from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.lora import Lora
 from memadvisor.software import GPT_NEOX, MEGATRON_2021, MEGATRON_DEEPSPEED, MODERN
+from memadvisor.software_torch import DDP
 from memadvisor.software_traits import Software
 
 # Bytes of a parameter's state in fp32: moments, or what is kept in their place.
@@ -161,6 +162,15 @@ def _with_scales(software: Software, precision: str, *, is_fp4: bool) -> Softwar
     return software
 
 
+def with_plain_loss(software: Software) -> Software:
+    """The same code with the loss of a plain loop: F.cross_entropy takes the logits of a model that is all in 16 bits as they
+    are, where Hugging Face's classes and trainers of their own cast them."""
+    is_narrow = software.parameter_bytes == 2 and not software.autocast
+    if software.name != DDP.software.name or software.reference_code or not is_narrow:
+        return software
+    return dataclasses.replace(software, loss_bytes=2)
+
+
 # The narrowest dtype counts, for products have it: `bf16 + fp32 accumulation` is bf16. A bare `mixed`, `amp` or apex's
 # `O2` is the trainer's own of 16 bits.
 _DTYPES = {
@@ -204,7 +214,7 @@ def _state_bytes(optimizer: str) -> int | None:
 
 def with_optimizer(software: Software, optimizer: str) -> Software:
     """The same code with another optimizer's state beside the master copy. Raises UsageError for one not known."""
-    plain = re.sub(r"\(.*?\)|[\s_-]", "", optimizer.lower())
+    plain = re.sub(r"\([^()]*=[^()]*\)|[\s_()-]", "", optimizer.lower())
     is_bitsandbytes = _BITSANDBYTES.search(plain) is not None
     plain = re.sub(r"^(torch|bitsandbytes|bnb)\.(optim\.)?", "", plain)
     state_bytes = _state_bytes(optimizer)
@@ -214,7 +224,7 @@ def with_optimizer(software: Software, optimizer: str) -> Software:
         )
     if not re.fullmatch(r"(torch)?adamw?(torch)?", plain):  # not torch's, or fused
         software = dataclasses.replace(software, updates_lists=False)
-    if is_bitsandbytes or "fused" in plain:
+    if is_bitsandbytes or "fused" in plain or re.search(r"[48]bit|fp8", plain):  # torchao's are compiled
         software = dataclasses.replace(software, update_passes=1.0)
     if "lamb" in plain:
         software = dataclasses.replace(software, update_passes=software.update_passes + _LAMB_PASSES)

@@ -103,6 +103,7 @@ DDP = Preset(
         fused_mlp=False,
         fused_rotary=False,
         takes_views=True,
+        returns_logits=True,
         autocast=True,
         bucket_copy_bytes=4,
         update_passes=80 / 28,
@@ -111,7 +112,8 @@ DDP = Preset(
     ),
     meaning="DistributedDataParallel with autocast: fp32 parameters and gradients, 16 B a parameter; a copy in 16 bits of each "
     "matrix; gradients once more in the reducer's buckets, for gradient_as_bucket_view is off unless asked for; AdamW in torch's kernels "
-    "over lists (foreach), which move 80 B of a parameter where a fused one moves 28, and hold one more of its size",
+    "over lists (foreach), which move 80 B of a parameter where a fused one moves 28, and hold one more of its size; a compiled "
+    "forward with the loss in it returns the logits beside it; a model that is all in 16 bits gives the loss its logits as they are",
     source="torch.nn.parallel.DistributedDataParallel (gradient_as_bucket_view), torch.autocast; arXiv:2006.15704",
     names=("ddp", "pytorch", "torch", "autocast", "lightning", "fairseq"),
 )

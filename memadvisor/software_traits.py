@@ -112,6 +112,8 @@ class Software:
     fused_loss: bool = False
     # torch.compile makes that kernel, which writes the gradient beside the logits.
     compiled_loss: bool = False
+    # A compiled forward returns the logits beside the loss, as nanoGPT's, and gets a gradient of zeros for them.
+    returns_logits: bool = False
     # That kernel takes a copy of the logits in fp32.
     wide_fused_loss: bool = False
     # Of a logit at the loss's peak, where it is another.

@@ -4,7 +4,7 @@ import pytest
 
 from memadvisor.errors import UsageError
 from memadvisor.software import DEEPSPEED, MEGATRON_2021, MODERN, PRESETS, find_preset, preset_named_in
-from memadvisor.software_dtypes import with_optimizer, with_precision
+from memadvisor.software_dtypes import with_optimizer, with_plain_loss, with_precision
 from memadvisor.software_torch import DDP, FSDP, HUGGING_FACE, QLORA, TORCHTUNE
 
 
@@ -89,6 +89,20 @@ def test_a_methods_name_is_a_trainers_where_it_stands_alone():
 def test_optimizers_are_known_in_any_words(name, optimizer_bytes):
     """Of fp32 parameters; of several the first, which has the matrices."""
     assert with_optimizer(DDP.software, name).optimizer_bytes == optimizer_bytes
+
+
+def test_updates_in_few_bits_are_one_kernel_as_fused_ones_are():
+    """bitsandbytes', and torchao's, which are compiled (torchao/optim/README.md)."""
+    for name in ("AdamW (fused)", "AdamW 8-bit", "AdamW4bit", "AdamWFp8"):
+        assert with_optimizer(DDP.software, name).update_passes == 1.0
+
+
+def test_a_plain_loop_of_a_model_in_16_bits_casts_no_logits():
+    """F.cross_entropy takes them as they are; classes of Hugging Face's cast them, and autocast does."""
+    pure = with_precision(DDP.software, "pure bf16")
+    assert with_plain_loss(pure).loss_bytes == 2
+    assert with_plain_loss(DDP.software).loss_bytes == 4
+    assert with_plain_loss(with_precision(HUGGING_FACE.software, "pure bf16")).loss_bytes == 4
 
 
 @pytest.mark.parametrize("name", ["GaLore AdamW", "Shampoo", "magic"])

@@ -8,6 +8,7 @@ import pandas as pd
 
 from benchmarks.accuracy.blind import BLIND, FIRST
 from benchmarks.accuracy.blind_campaigns import CAMPAIGNS, FIRST_CAMPAIGNS
+from benchmarks.accuracy.blind_cards import CARDS, FIRST_CARDS
 from benchmarks.accuracy.blind_comparisons import COMPARISONS, FIRST_COMPARISONS
 from benchmarks.accuracy.blind_confirmed import CONFIRMED, FIRST_CONFIRMED
 from benchmarks.accuracy.blind_finetuning import FINETUNING, FIRST_FINETUNING
@@ -189,6 +190,7 @@ UNSEEN = (
     *MEASURED,
     *CONFIRMED,
     *CAMPAIGNS,
+    *CARDS,
 )
 
 
@@ -255,6 +257,7 @@ def _blind(frames: Mapping[str, pd.DataFrame]) -> list[str]:
         | FIRST_MEASURED
         | FIRST_CONFIRMED
         | FIRST_CAMPAIGNS
+        | FIRST_CARDS
     ).items():
         frame = frames[name]
         time, memory = (

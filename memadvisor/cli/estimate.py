@@ -44,7 +44,7 @@ from memadvisor.planning.nearest_fit import nearest_fit
 from memadvisor.planning.predict_layouts import predict_case
 from memadvisor.planning.what_if import what_if
 from memadvisor.software import MODERN, PRESETS, find_preset
-from memadvisor.software_dtypes import on_accelerator, with_optimizer, with_precision
+from memadvisor.software_dtypes import on_accelerator, with_optimizer, with_plain_loss, with_precision
 from memadvisor.software_traits import Preset, Software
 from memadvisor.units import parse_bytes
 from memadvisor.zeropp_options import zeropp_fields, zeropp_names
@@ -340,6 +340,7 @@ def _software(arguments: argparse.Namespace) -> tuple[Preset, Software]:
         software = with_attention(software, arguments.attention)
     if arguments.model_code is not None:
         software = dataclasses.replace(software, reference_code=is_reference(arguments.model_code))
+    software = with_plain_loss(software)
     if arguments.optimizer is not None:
         software = with_optimizer(software, arguments.optimizer)
     if arguments.optimizer_in_backward:

@@ -31,6 +31,7 @@ from memadvisor.software_dtypes import (
     with_fp32_gradients,
     with_lora,
     with_optimizer,
+    with_plain_loss,
     with_precision,
 )
 from memadvisor.software_torch import APEX, DDP, FSDP, HUGGING_FACE
@@ -94,6 +95,8 @@ def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware)
     code = cells.text("model_code")
     is_hugging_face = names_hugging_face(cells.text("framework") or "") or software.reference_code
     reference = is_hugging_face if code is None else is_reference(code)
+    if not reference:
+        software = with_plain_loss(software)
     if attention is not None:
         software = with_attention(software, attention)
     elif _has_scores(cells, preset, architecture, accelerator.name, is_reference=reference):

@@ -270,6 +270,17 @@ def test_a_fused_loss_says_what_it_reads(cells, fused, compiled, wide):
     assert found == (fused, compiled, wide)
 
 
+def test_whose_loss_takes_logits_of_16_bits_as_they_are():
+    found = [
+        case_of(framework="ddp", precision=precision, model_code=code, loss_dtype=dtype).step.software.loss_bytes
+        for precision, code, dtype in (
+            ("pure bf16", None, None), ("pure bf16", "huggingface", None), ("pure bf16", None, "fp32"), ("bf16", None, None),
+        )
+    ]  # fmt: skip
+
+    assert found == [2, 4, 4, 4]
+
+
 def test_an_optimizer_that_is_not_known_is_the_trainers_own():
     found = read_one(framework="ddp", optimizer="GaLore")
 

@@ -40,6 +40,8 @@ _IN_PLACE_LOGIT_BYTES = 8.0
 # a compiled forward is not its backward's to write; and where it takes a copy in fp32, whose gradient is cast back (Liger's in the
 # loss of Hugging Face's classes, transformers/loss/loss_utils.py, ForCausalLMLoss).
 _FUSED_LOGIT_BYTES, _COMPILED_LOGIT_BYTES, _WIDE_FUSED_LOGIT_BYTES = 2.0, 4.0, 6.0
+# A forward that is compiled with its loss and returns the logits too is given their gradient: zeros, which autograd makes.
+_RETURNED_LOGIT_BYTES = 2.0
 
 
 def plain_saved_bytes(model: Architecture, step: TrainingStep, layer: int) -> float:
@@ -373,7 +375,9 @@ def _fused_logit_bytes(software: Software) -> float:
     """At the peak of a loss in one kernel."""
     if software.wide_fused_loss:
         return _WIDE_FUSED_LOGIT_BYTES
-    return _COMPILED_LOGIT_BYTES if software.compiled_loss else _FUSED_LOGIT_BYTES
+    if software.compiled_loss:
+        return _COMPILED_LOGIT_BYTES + (_RETURNED_LOGIT_BYTES if software.returns_logits else 0.0)
+    return _FUSED_LOGIT_BYTES
 
 
 def whole_logits_bytes(model: Architecture, step: TrainingStep) -> float:

@@ -91,6 +91,7 @@ def test_megatron_s_own_fusion_of_the_loss_has_its_softmax_in_fp32():
 
     assert loss_bytes(fused_loss=True) == 2 * logits
     assert loss_bytes(fused_loss=True, compiled_loss=True) == 4 * logits
+    assert loss_bytes(fused_loss=True, compiled_loss=True, returns_logits=True) == 6 * logits
     assert loss_bytes(fused_loss=True, wide_fused_loss=True) == 6 * logits
     assert loss_bytes(fused_loss=True, loss_in_place=True) == loss_bytes(loss_in_place=True) == 8 * logits
 

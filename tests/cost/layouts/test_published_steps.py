@@ -107,6 +107,10 @@ AT_MOST = {
     "nemo_a100_2407": (0.35, None),
     "oke_titan_a100": (0.1, 0.2),
     "cs336": (0.2, 0.13),
+    "gpt2_cards": (0.15, 0.08),
+    "raschka_gpt2_a100": (0.35, 0.15),
+    "torchao_optim": (0.1, 0.05),
+    "mlperf": (0.14, None),
 }
 
 
