@@ -292,6 +292,13 @@ _OTHER = (
     _llama("olmo3-32b", 64, 5120, (40, 8), 27648, 100278, qk_norm=6144, window=4096, full_every=4),
     # arXiv:2409.02060; transformers' OlmoeConfig, with experts of 1024.
     _llama("olmoe-1b-7b", 16, 2048, (16, 16), 1024, 50304, qk_norm=4096, experts=_sparse(64, 8, 1024)),
+    # arXiv:2204.02311, table 1 (one head of keys and values), and arXiv:2201.08239, table 7.
+    _llama("palm-8b", 32, 4096, (16, 1), 16384, 256000, head_dim=256, tied=True),
+    _llama("palm-62b", 64, 8192, (32, 1), 32768, 256000, head_dim=256, tied=True),
+    _llama("palm-540b", 118, 18432, (48, 1), 73728, 256000, head_dim=256, tied=True),
+    _llama("lamda-137b", 64, 8192, (128, 128), 65536, 32000, head_dim=128, tied=True),
+    # arXiv:2210.02414, table 11.
+    _llama("glm-130b", 70, 12288, (96, 96), 32768, 150528, tied=True, biases=True, norm_vectors=2),
     # https://huggingface.co/tiiuae/Falcon3-7B-Base, config.json.
     _llama("falcon3-7b", 28, 3072, (12, 4), 23040, 131072, head_dim=256),
 )

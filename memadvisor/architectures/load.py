@@ -94,6 +94,29 @@ _ALSO = {
     "vit-base": "vit-b-16",
     "vit-large": "vit-l-16",
     "vit-huge": "vit-h-14",
+    "vit-l": "vit-l-16",
+    "vit-b": "vit-b-16",
+    "vit-h": "vit-h-14",
+    **{
+        f"vit-{letter}-{patch}": f"vit-{size}-patch{patch}-224"
+        for letter, size in (("s", "small"), ("ti", "tiny"))
+        for patch in (16, 32)
+    },
+    **{
+        f"deit-{name}": f"deit-{size}-patch16-224"
+        for size, names in (("tiny", "ti"), ("small", "s"), ("base", "b"))
+        for name in (size, names)
+    },
+    **{
+        f"dinov2-vit{letter}14": f"dinov2-{size}"
+        for letter, size in (("s", "small"), ("b", "base"), ("l", "large"), ("g", "giant"))
+    },
+    "gpt-jt": "gpt-j-6b",
+    "gpt-jt-6b": "gpt-j-6b",
+    **{
+        f"esm2-t{layers}-{size}-ur50d": f"esm2-{size}"
+        for layers, size in ((6, "8m"), (12, "35m"), (30, "150m"), (33, "650m"), (36, "3b"), (48, "15b"))
+    },
     "vit-base-patch16-224": "vit-b-16",
     "vit-large-patch16-224": "vit-l-16",
     "vit-huge-patch14-224": "vit-h-14",

@@ -72,6 +72,12 @@ VISION_TRANSFORMERS = (
     _vit("vit-gigantic-14", 48, 1664, 16, 8192, 14),
     # arXiv:2302.05442, table 1; norms over queries and keys, and biases of the MLP alone.
     dataclasses.replace(_vit("vit-22b", 48, 6144, 48, 24576, 14), biases=False, mlp_biases=True, qk_norm=256),
+    # arXiv:2304.07193, appendix B: gated in the giant one, a scale of each part's result in all.
+    *(
+        dataclasses.replace(_vit(f"dinov2-{size}", *_TIMM[size], 14), norm_vectors=3)
+        for size in ("small", "base", "large")
+    ),
+    dataclasses.replace(_vit("dinov2-giant", 40, 1536, 24, 4096, 14), gated_mlp=True, norm_vectors=3),
     *_of_timm(),
 )
 _BY_NAME = {each.name: each for each in VISION_TRANSFORMERS}

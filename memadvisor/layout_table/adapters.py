@@ -95,8 +95,11 @@ def _is_lora(cells: Cells) -> bool:
     word = re.sub(r"[^a-z0-9]", "", (text or "").lower())
     if text is None:
         return cells.text("lora_rank") not in (None, *NO)
-    if re.search(r"dora|adalora|ia3|prefix|prompt|adapter|lora.*(fa|ga|plus)|bitfit|galore", word):
+    if re.search(r"ia3|prefix|prompt|ptuning|bitfit|galore|^adapters?$", word):
         raise UsageError(f"peft is {text!r}; lora, qlora and full are known.")
+    if re.search(r"dora|[a-z]lora(?<!qlora)|lora(plus|fa|ga)|loha|lokr|pissa|olora|\bvera", word):
+        cells.note(f"peft {text!r} is taken for lora, what it does besides is not counted")
+        return True
     if "lora" in word or word in ("true", "yes"):
         return True
     if not (word in NO or re.search(r"full|none|all|sft|pretrain", word)):

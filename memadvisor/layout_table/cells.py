@@ -37,7 +37,7 @@ _OF_WORDS = (
 )
 _NUMBER = re.compile(
     r"[~\u2248]?\s*([+-]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([kmbtKMBT]?)"
-    r"(?:\s*(?:[gG]i?[bB](?:/s)?|[gG]|W|tokens?|toks?|params?|parameters|[gG][pP][uU]s?|layers|seqs|sequences|samples))?",
+    r"(?:\s*(?:[gG]i?[bB](?:/s)?|[gG]|W|tokens?|toks?|params?|parameters|[gG][pP][uU]s?|layers?|seqs?|sequences?|samples?|nodes?|cards?|stages?))?",
     re.ASCII,
 )
 # `**8**`, `8*`, `8 [2]`: emphasis, and marks of footnotes.

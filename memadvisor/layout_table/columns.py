@@ -59,7 +59,7 @@ MACHINE = (
     _column("n_gpus", "num_gpus world_size gpus ngpus n_devices num_devices total_gpus number_of_gpus num_gpu n_gpu gpu_count gpu_num number_gpus of_gpus devices chips n_chips num_chips n_accelerators num_accelerators num_cards cards total_devices gpu_number npus n_npus tpus number_of_accelerators number_of_chips number_of_cards number_of_devices gpu_counts gpu_total accelerators num_processes hpus n_hpus num_hpus xpus n_xpus gcds n_gcds", "accelerators in all", "dp tp pp cp"),
     _column("nodes", "num_nodes n_nodes nnodes number_of_nodes node_count hosts servers machines instances num_instances n_instances number_of_instances instance_count vms", "nodes", "n_gpus / gpus_per_node"),
     _column("gpus_per_node", "per_node devices_per_node num_gpus_per_node gpus_node gpu_per_node n_gpus_per_node accelerators_per_node trainer_devices", "accelerators of a node", "8 (72 for GB200), or all where they are fewer"),
-    _column("interconnect", "network section internode inter_node nic fabric inter_node_network inter_node_bandwidth", "network between nodes and links inside, in words: `NVLink; 4xHDR IB 800 Gb/s per node`, `RoCE 1600 Gbps`, `50 GB/s per gpu`", "the vendor's own node of such cards (docs/clusters.md); 25 GB/s a node where there is none"),
+    _column("interconnect", "network section internode inter_node nic fabric inter_node_network inter_node_bandwidth cluster machine supercomputer platform", "network between nodes and links inside, in words: `NVLink; 4xHDR IB 800 Gb/s per node`, `RoCE 1600 Gbps`, `50 GB/s per gpu`", "the vendor's own node of such cards (docs/clusters.md); 25 GB/s a node where there is none"),
 )  # fmt: skip
 
 SPREAD = (

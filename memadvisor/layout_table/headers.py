@@ -13,6 +13,7 @@ from memadvisor.hardware.load import named_hardware
 from memadvisor.layout_table.chinese import in_english
 from memadvisor.layout_table.columns import AS_THEY_STAND, LETTERS, NAMES, ORDER, by_words, named, plain
 
+_ENOUGH_LETTERS = 4  # of a header that has nothing else
 _LAST = 10**3  # of several headers for one column, letters and compounds have the least say
 # Columns that stand together in one header, as numbers.
 _TOGETHER = frozenset((
@@ -63,9 +64,11 @@ class Heading:
 
 
 def headings(names: list[str]) -> tuple[list[Heading], list[str]]:
-    """What is understood of a header, and the names that are not. Single letters say something beside other names alone."""
+    """What is understood of a header, and the names that are not. Single letters say something beside other names, or where
+    there are several."""
     found = [_heading(position, in_english(name or "")) for position, name in enumerate(names)]
-    if any(each is not None and each.order != _LAST for each in found):
+    letters = sum((name or "").strip() in LETTERS for name in names)
+    if letters >= _ENOUGH_LETTERS or any(each is not None and each.order != _LAST for each in found):
         for position, name in enumerate(names):
             letter = LETTERS.get((name or "").strip())
             if found[position] is None and letter is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from memadvisor.architectures.load import named_architecture
+from memadvisor.hardware.load import named_hardware
 
 _CARDS = re.compile(
     r"(?<![\w.])(\d{1,6})\s*x?\s*(?:gpus?|cards?|devices?|accelerators?)\b(?!\s*/)", re.IGNORECASE
@@ -31,7 +32,7 @@ def phrased(said: dict[str, str]) -> dict[str, str]:
     """What a phrase says of other columns than degrees, where the row has none of its own."""
     _named(said)
     text = said.get("parallelism", "")
-    found: dict[str, str] = {}
+    found = _listed(said, text)
     if (cards := _CARDS.search(text)) is not None:
         found["n_gpus"] = cards[1]
     if (letters := _LETTERS.search(text)) is not None:
@@ -48,6 +49,22 @@ def phrased(said: dict[str, str]) -> dict[str, str]:
     if {"micro_batch_size", "global_batch_seqs", "global_batch_tokens"} & set(said):
         found.pop("batch_size", None)
     return {column: word for column, word in found.items() if column not in said}
+
+
+def _listed(said: dict[str, str], text: str) -> dict[str, str]:
+    """The model and the cards of a row without a column for them, `Llama-3-8B / 8xH100 / bs4 / seq8192`."""
+    if "model" in said or {"n_layers", "hidden"} & set(said):
+        return {}
+    found: dict[str, str] = {}
+    for part in re.split(r"\s*[/|;,]\s+|\s+[/|;]\s*", text):
+        cards = re.fullmatch(r"(\d{1,6})\s*[x*\u00d7]\s*([A-Za-z].*)", part.strip())
+        device = named_hardware(cards[2] if cards is not None else part)
+        if device is not None and "gpu" not in found:
+            found["gpu"] = device.name
+            found |= {} if cards is None else {"n_gpus": cards[1]}
+        elif "model" not in found and named_architecture(part) is not None:
+            found["model"] = part.strip()
+    return found if "model" in found else {}
 
 
 def says_something(text: str) -> bool:

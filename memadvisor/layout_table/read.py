@@ -92,8 +92,11 @@ def _upright(rows: list[list[str]]) -> list[list[str]]:
         return rows
     width = max(len(row) for row in written)
     filled = [row + [""] * (width - len(row)) for row in written]
-    if not headings(names[:1])[0]:  # what stands above the columns is their model, as far as it is one
-        filled[0] = ["model", *filled[0][1:]]
+    models = any(each.columns == ("model",) for each in headings(names[1:])[0])
+    if models and headings(names[:1])[0] and not headings(filled[0][1:])[0]:  # `Parameter, Run A, Run B`
+        filled[0] = ["run", *filled[0][1:]]
+    elif not headings(names[:1])[0]:  # what stands above the columns is their model, as far as it is one
+        filled[0] = ["model" if not models else "run", *filled[0][1:]]
     return [list(column) for column in zip(*filled, strict=True)]
 
 
@@ -103,8 +106,10 @@ _TITLES = 12  # lines above a header, at most
 def _header_place(rows: list[list[str]]) -> int:
     """Of the first row with two columns' names, titles and captions above it left out; else of the first that says something."""
     for place, row in enumerate(rows[:_TITLES]):
-        if len(headings(row)[0]) > 1:
-            return place
+        known = len(headings(row)[0])
+        if known > 1:  # names of groups of columns may stand above theirs
+            below = rows[place + 1] if place + 1 < len(rows) and "" in (cell.strip() for cell in row) else []
+            return place + (len(headings(below)[0]) > known)
     return next((place for place, row in enumerate(rows) if any(row)), 0)
 
 

@@ -6,10 +6,12 @@ import dataclasses
 import re
 
 from memadvisor.architecture import Architecture
+from memadvisor.architectures.vision_transformers import image_tokens
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.layout_table.adapters import adapters_of
 from memadvisor.layout_table.cells import NO, YES, Cells
+from memadvisor.layout_table.compiled_words import compiled_parts, is_compiled
 from memadvisor.software import (
     DEEPSPEED,
     GPT_NEOX,
@@ -100,7 +102,8 @@ def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware)
     if attention is not None:
         software = with_attention(software, attention)
     elif _has_scores(cells, preset, architecture, accelerator.name, is_reference=reference):
-        software = dataclasses.replace(software, fused_attention=False, dropout=True)
+        of_words = image_tokens(architecture) is None
+        software = dataclasses.replace(software, fused_attention=False, dropout=of_words)
     if accelerator.name.startswith("V100"):
         # Torch of before 2.0, whose zero_grad kept gradients and filled them with zeros.
         software = dataclasses.replace(software, lets_gradients_go=False)
@@ -117,7 +120,7 @@ def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware)
     software = dataclasses.replace(
         software,
         reference_code=reference,
-        patched_code=_is_compiled(cells) or _says(cells, "xtuner") or _has_liger(cells),
+        patched_code=is_compiled(cells) or _says(cells, "xtuner") or _has_liger(cells),
         sample_len=cells.whole("sample_len"),
         masks_windows=reference and re.match(r"flash|fa\d", plain_word(attention or "")) is None,
     )
@@ -159,8 +162,8 @@ def _has_liger(cells: Cells) -> bool:
 
 def _compiled(cells: Cells, software: Software) -> Software:
     """The same code where torch.compile, or a kernel of the loss, fuses what it names."""
-    parts = _compiled_parts(cells)
-    if _is_compiled(cells):
+    parts = compiled_parts(cells)
+    if is_compiled(cells):
         software = dataclasses.replace(software, fused_mlp=True, fused_rotary=True)
     if _has_liger(cells):
         software = dataclasses.replace(
@@ -177,25 +180,6 @@ def _compiled(cells: Cells, software: Software) -> Software:
         linear_loss=software.linear_loss if pieces is None else pieces,
         loss_parallel=software.loss_parallel if shared is None else shared,
     )
-
-
-def _compiled_parts(cells: Cells) -> set[str]:
-    """Of `model,loss`, those that are said to be compiled."""
-    return set(re.split(r"[\s,;+]+", (cells.text("compile") or "").lower())) & {"model", "loss"}
-
-
-def _is_compiled(cells: Cells) -> bool:
-    """Whether torch.compile has the model."""
-    parts = _compiled_parts(cells)
-    return "model" in parts or (not parts and bool(_compiles(cells)))
-
-
-def _compiles(cells: Cells) -> bool | None:
-    """Yes or no; modes and backends of torch.compile are yes, and eager is no."""
-    word = plain_word(cells.text("compile") or "")
-    if word == "eager":
-        return False
-    return word in ("inductor", "maxautotune", "reduceoverhead", "torchcompile") or cells.flag("compile")
 
 
 def _dtype_bytes(cells: Cells, column: str) -> int | None:
@@ -301,6 +285,8 @@ def _preset(cells: Cells, architecture: Architecture, gpu: str) -> Preset:
         return APEX
     if named is not None:
         return MEGATRON_CORE if named is MEGATRON_2021 and not is_old else named
+    if image_tokens(architecture) is not None:
+        return DDP
     return MEGATRON_2021 if is_old else MODERN
 
 

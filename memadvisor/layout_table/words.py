@@ -14,13 +14,14 @@ from memadvisor.layout_table.adapter_words import adapter_words
 from memadvisor.layout_table.cells import NO, YES, Cells
 from memadvisor.layout_table.counts import counted_cards, counted_nodes, slice_of_tpus
 from memadvisor.layout_table.phrases import phrased, says_something
+from memadvisor.layout_table.supercomputers import supercomputer
 from memadvisor.schedule_names import schedule_name
 
 _SHORT = r"dp|tp|mp|pp|cp|ep|vpp|vp|sp|mbs|gbs|bs|gas|ga"
 _WHOLE = r"(?:data|tensor|pipeline|context|expert|model)[\s_-]*parallel(?:ism)?"
 # `tensor=8` is one, `model 13B` none.
 _DEGREE = re.compile(
-    rf"(?<![a-z])({_SHORT}|{_WHOLE}|(?:data|tensor|pipeline)(?=\s*[=:(]|\s+\d))\s*[-=:_(]?\s*(\d+)",
+    rf"(?<![a-z])({_SHORT}|{_WHOLE}|(?:data|tensor|pipeline)(?=['\"]?\s*[=:(]|\s+\d))['\"]?\s*[-=:_(]?\s*(\d+)",
     re.IGNORECASE,
 )
 _WAYS = re.compile(
@@ -54,6 +55,8 @@ def spelled_out(cells: Cells) -> Cells:
     """The same row, with what its words say in the columns that are for it."""
     said = dict(cells.texts)
     for reader in (
+        _none_of_it,
+        supercomputer,
         phrased,
         adapter_words,
         _techniques,
@@ -62,6 +65,7 @@ def spelled_out(cells: Cells) -> Cells:
         counted_nodes,
         slice_of_tpus,
         counted_cards,
+        _alone,
         _method,
         _precision,
         _chunks,
@@ -94,6 +98,45 @@ _TECHNIQUES = (
     ("attention", "flash_attention_3", r"\bflash[\s_-]*att\w*[\s_-]*v?3\b|\bfa3\b"),
     ("attention", "flash_attention_4", r"\bflash[\s_-]*att\w*[\s_-]*v?4\b|\bfa4\b"),
 )  # fmt: skip
+
+
+_COUNTED = ("dp", "tp", "pp", "cp", "ep", "chunks")
+
+
+def _none_of_it(said: dict[str, str]) -> dict[str, str]:
+    """A degree of 0 is none of that parallelism."""
+    for column in _COUNTED:
+        if said.get(column) in ("0", "0.0"):
+            del said[column]
+    return {}
+
+
+# A method that is one parallelism alone, whose degree is then all accelerators.
+_ALONE = {
+    "pp": r"pp|pipeline([\s_-]*(model[\s_-]*)?parallel(ism)?)?|(naive[\s_-]*)?pipeline([\s_-]*mp)?",
+    "tp": r"tp|(intra[\s_-]*layer[\s_-]*)?tensor([\s_-]*(model[\s_-]*)?parallel(ism)?)?|megatron[\s_-]*(lm[\s_-]*)?tp",
+    "cp": r"cp|context[\s_-]*parallel(ism)?|ring[\s_-]*attention|(deepspeed[\s_-]*)?ulysses([\s_-]*sp)?",
+}
+
+
+def _alone(said: dict[str, str]) -> dict[str, str]:
+    """The degree of `Pipeline parallel`, `PP (GPipe)` or `Ulysses-4` in a row that has no other degree."""
+    cards = _number(said, "n_gpus")
+    text = said.get("strategy", "").strip().lower()
+    found = re.fullmatch(r"(.*?)(?:\s*\(([^()]*)\))?(?:[\s-]*(\d+))?", text)
+    if not text or found is None or any(_number(said, column) for column in _COUNTED):
+        return {}
+    kind = next((column for column, words in _ALONE.items() if re.fullmatch(words, found[1])), None)
+    size = found[3] or (None if cards is None else str(cards))
+    if kind is None or size is None:
+        return {}
+    del said["strategy"]
+    words = {kind: size}
+    if "ulysses" in found[1] and "context_kind" not in said:
+        words["context_kind"] = "ulysses"
+    if kind == "pp" and found[2] and "schedule" not in said:
+        words["schedule"] = found[2]
+    return words
 
 
 def _techniques(said: dict[str, str]) -> dict[str, str]:

@@ -43,8 +43,16 @@ def test_no_rank_is_no_adapter():
     assert lora_of(["lora_rank"], "none") is None
 
 
-def test_other_adapters_are_refused():
-    assert "lora, qlora and full are known" in read(["peft"], "DoRA").error
+@pytest.mark.parametrize("word", ["IA3", "prefix tuning", "prompt_tuning", "BitFit", "GaLore"])
+def test_other_adapters_are_refused(word):
+    assert "lora, qlora and full are known" in read(["peft"], word).error
+
+
+@pytest.mark.parametrize("word", ["DoRA", "QDoRA", "rsLoRA", "AdaLoRA", "LoRA+ (loraplus)"])
+def test_other_kinds_of_lora_are_taken_for_it(word):
+    found = read(["peft"], word)
+    assert found.case.step.software.lora is not None
+    assert any("is taken for lora" in note for note in found.notes)
 
 
 def test_words_that_say_nothing_of_adapters_train_all():

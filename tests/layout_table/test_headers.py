@@ -10,6 +10,38 @@ from memadvisor.layout_table.headers import headings
 from memadvisor.layout_table.read import read_table
 
 
+def rows_of(text):
+    return read_table(csv.reader(io.StringIO(text)), "a table").rows
+
+
+def test_letters_alone_are_a_header():
+    (row,) = rows_of("L,h,a,V,s,b,B,t,p,d\n24,2048,16,51200,2048,4,512,2,1,16\n")
+    assert (row.case.architecture.n_layers, row.case.step.layout.tensor) == (24, 2)
+
+
+def test_names_of_groups_of_columns_stand_above_the_header():
+    (row,) = rows_of(
+        "Model Config,,,Parallel,,,Result\nmodel,seq,gpus,tp,pp,mbs,tput\nLlama-2-13B,4096,64,2,4,1,100\n"
+    )
+    assert row.error is None and (row.case.step.layout.tensor, row.case.step.layout.pipeline) == (2, 4)
+
+
+def test_runs_in_columns_under_their_own_names():
+    first, second = rows_of(
+        "Parameter,Run A,Run B\nModel,Llama-3-8B,Llama-3-70B\nGPUs,8,64\nGPU,H100,H100\nTP,1,8\n"
+        "Sequence length,8192,8192\nMicro batch size,1,1\nGlobal batch size,128,128\n"
+    )
+    assert (first.case.architecture.name, second.case.architecture.name) == ("llama3-8b", "llama3-70b")
+    assert second.case.step.layout.tensor == 8
+
+
+def test_a_count_may_stand_with_what_it_counts():
+    (row,) = rows_of(
+        'model,gpu,gpus,mbs,gbs,seq\nLlama-2-7B,H100,16 GPUs,1 seq,64 sequences,"4,096 tokens"\n'
+    )
+    assert row.error is None and row.case.step.layout.num_microbatches == 4
+
+
 def columns_of(name):
     found, unread = headings(["model", name])
     return (found[1].columns if len(found) > 1 else None, unread)

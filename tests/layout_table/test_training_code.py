@@ -270,6 +270,15 @@ def test_a_fused_loss_says_what_it_reads(cells, fused, compiled, wide):
     assert found == (fused, compiled, wide)
 
 
+def test_a_vision_transformer_by_name_is_plain_pytorch_s():
+    shape = dict.fromkeys(("n_layers", "hidden", "n_heads", "vocab", "seq_len"))
+    found = [case_of(**shape, model="ViT-L/16", gpu=gpu).step.software for gpu in ("A100", "V100")]
+    assert [(each.name, each.fused_attention, each.dropout) for each in found] == [
+        ("ddp", True, False),
+        ("ddp", False, False),
+    ]
+
+
 def test_whose_loss_takes_logits_of_16_bits_as_they_are():
     found = [
         case_of(framework="ddp", precision=precision, model_code=code, loss_dtype=dtype).step.software.loss_bytes

@@ -152,7 +152,42 @@ def test_a_targets_length_is_the_sequences_where_there_is_no_encoder():
 
 
 def test_adapters_that_are_not_modelled_are_refused_in_a_method_too():
-    assert "dora" in read_one(method="DoRA").error
+    assert "prefix-tuning" in read_one(method="Prefix-tuning").error
+
+
+def test_a_strategy_that_is_one_parallelism_alone_has_all_accelerators():
+    shapes = {
+        text: layout_of(strategy=text) for text in ("PP (GPipe)", "Pipeline parallel", "tensor_parallel", "Ring Attention", "Ulysses-4", "TP")
+    }  # fmt: skip
+
+    assert {text: (each.data, each.tensor, each.pipeline, each.context) for text, each in shapes.items()} == {
+        "PP (GPipe)": (1, 1, 8, 1),
+        "Pipeline parallel": (1, 1, 8, 1),
+        "tensor_parallel": (1, 8, 1, 1),
+        "Ring Attention": (1, 1, 1, 8),
+        "Ulysses-4": (2, 1, 1, 4),
+        "TP": (1, 8, 1, 1),
+    }
+    assert shapes["PP (GPipe)"].schedule == "gpipe" and shapes["Ulysses-4"].context_kind == "ulysses"
+    assert layout_of(strategy="Pipeline parallel", pp="2").pipeline == 2
+
+
+def test_a_degree_of_0_is_none_of_that_parallelism():
+    assert layout_of(tp="0", pp="0", cp="0.0", dp="8").data == 8
+
+
+def test_degrees_of_a_dictionary():
+    assert layout_of(parallelism="{'tp': 2, \"pp\": 2, 'dp': 2}").tensor == 2
+    assert layout_of(parallelism='{"tensor": 4, "data": 2}').tensor == 4
+
+
+def test_a_configuration_may_be_all_there_is():
+    bare = dict.fromkeys(("n_layers", "hidden", "n_heads", "vocab", "seq_len", "gpu"))
+    case = case_of(**bare, config="Llama-3-8B / 8xH100 / bs4 / seq8192 / FSDP")
+
+    assert (case.architecture.name, case.cluster.accelerator.name) == ("llama3-8b", "H100-SXM-80GB")
+    layout = case.step.layout
+    assert (layout.data, layout.zero_stage, layout.micro_batch_size, case.step.seq_len) == (8, 3, 4, 8192)
 
 
 def test_accelerators_by_nodes():
