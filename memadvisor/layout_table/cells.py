@@ -160,4 +160,6 @@ def cells(headings: Iterable[Heading], row: list[str]) -> Cells:
 def _said(cell: str) -> str | None:
     """A cell without Markdown's emphasis and a footnote's mark; None where it says nothing."""
     text = _MARKS.sub("", cell.replace("\ufe0f", "").strip())  # of a tick, that it is drawn in colour
+    if len(text) > 1 and text[0] in "'\"" and text[-1] == text[0]:  # `'True'`
+        text = text[1:-1].strip()
     return None if text.lower() in _EMPTY else text

@@ -85,6 +85,9 @@ def _accelerator(cells: Cells) -> Hardware:
     )
     if (geforce := _GEFORCE.match(name)) is not None:
         name = " ".join(("rtx", *filter(None, geforce.groups())))
+    name = re.sub(
+        r"^\s*v([2-7][ep]?)\s*$", r"TPU v\1", name, flags=re.IGNORECASE
+    )  # `v5p` of a column of chips
     machine = name.lower().removeprefix("ml.")  # SageMaker's
     name = next((card for names, card in _MACHINES.items() if re.match(names, machine)), name)
     if re.search(r"\ds$", name) and named_hardware(name) is None:

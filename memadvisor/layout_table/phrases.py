@@ -32,7 +32,7 @@ def phrased(said: dict[str, str]) -> dict[str, str]:
     """What a phrase says of other columns than degrees, where the row has none of its own."""
     _named(said)
     text = said.get("parallelism", "")
-    found = _listed(said, text)
+    found = _listed(said, text) or _cards_among(said)
     if (cards := _CARDS.search(text)) is not None:
         found["n_gpus"] = cards[1]
     if (letters := _LETTERS.search(text)) is not None:
@@ -65,6 +65,28 @@ def _listed(said: dict[str, str], text: str) -> dict[str, str]:
         elif "model" not in found and named_architecture(part) is not None:
             found["model"] = part.strip()
     return found if "model" in found else {}
+
+
+_CARDS_BY_NAME = re.compile(
+    r"(?<![\w.])(?:(\d{1,4})\s*[x*\u00d7]\s*)?(\d{1,5})\s*[x*\u00d7]?\s*([A-Za-z]{1,4}\d{2,4}[A-Za-z]*)(?![\w])"
+)
+
+
+def _cards_among(said: dict[str, str]) -> dict[str, str]:
+    """`8xA100 FSDP`, `2x8 H100 TP=8`: cards in a method or a configuration, of which nothing is left there."""
+    if {"gpu", "n_gpus", "nodes", "dp"} & set(said):
+        return {}
+    for column in ("strategy", "parallelism"):
+        for found in _CARDS_BY_NAME.finditer(said.get(column, "")):
+            device = named_hardware(found[3])
+            if device is None:
+                continue
+            text = said.pop(column)
+            rest = f"{text[: found.start()]} {text[found.end() :]}".strip(" ,;/|")
+            if rest:
+                said[column] = rest
+            return {"gpu": found[3], "n_gpus": str(int(found[1] or 1) * int(found[2]))}
+    return {}
 
 
 def says_something(text: str) -> bool:

@@ -21,6 +21,8 @@ _KEEPS_PRODUCTS = re.compile(
     r"minimal|(checkpoint)?dots(saveable)?(withnobatchdims(saveable)?)?$|checkpointdots|savedotwithcontext$"
 )
 _KEEPS_SOME = re.compile(r"save\w+|qkvproj\w*|custom|offload\w*")
+# Parts of a layer that run again and have no word of their own here: Megatron Core's `mlp`, `moe`, `mla_up_proj`.
+_PART_OF_A_LAYER = re.compile(r"mlp|ffn|feed|moe|expert|mla|proj|gelu|silu|rope|embed|linear", re.IGNORECASE)
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%|(0?\.\d+)")  # of the layers
 _COUNTED = re.compile(r"block\W*(\d+)|(\d+) layers|^([2-9]|[1-9]\d+)$")  # a bare number too
 
@@ -28,15 +30,21 @@ _COUNTED = re.compile(r"block\W*(\d+)|(\d+) layers|^([2-9]|[1-9]\d+)$")  # a bar
 def recomputation(cells: Cells, layers_of_part: float) -> tuple[str, float]:
     """One of layout.RECOMPUTE, and the share of the layers that `full` is of.
 
-    `layers_of_part`: layers of one part of a pipeline device, of which Megatron's block method recomputes so many. Raises
-    UsageError for words that say nothing.
+    `layers_of_part`: layers of one part of a pipeline device, of which Megatron's block method recomputes so many. Words that
+    name a part of each layer are selective. Raises UsageError for words that say nothing.
     """
     text, method = _plain_text(cells.text("recompute")), plain_word(cells.text("recompute_method") or "")
     count = cells.count("recompute_layers")
     if (of_layers := _SELECTED_LAYERS.search(text or "")) is not None:
         return "full", 1 / int(of_layers[1] or 2)
     is_asked = method in ("uniform", "block") or bool(count)
-    word = recompute_word(text if text is not None or not is_asked else "full")
+    try:
+        word = recompute_word(text if text is not None or not is_asked else "full")
+    except UsageError:
+        if not _PART_OF_A_LAYER.search(text or ""):
+            raise
+        cells.note(f"recompute {text!r} is not understood: selective is taken")
+        word = "selective"
     if word == "full" and _KEEPS_SOME.match(plain_word(text or "")):
         cells.note(
             f"recompute {text!r} keeps some of what a layer makes: that it keeps its input alone is taken"

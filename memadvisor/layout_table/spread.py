@@ -163,6 +163,10 @@ def _batch(cells: Cells, degrees: Degrees, seq_len: int) -> tuple[int, int, bool
     return size, rounded, False
 
 
+# A schedule's name that is not known: `V-Half`, `Seq1F1B`, `Hanayo (wave)`, `InterleavedZeroBubble`.
+_SOME_PIPELINE = re.compile(r"1f1b|bubble|\bzb|pipe|\bv[\s_-]|wave|interleav|eager|async|vpp", re.IGNORECASE)
+
+
 def _schedule(cells: Cells, degrees: Degrees, architecture: Architecture, preset: Preset) -> tuple[int, str]:
     """Chunks a rank and the schedule's name."""
     text = cells.text("schedule")
@@ -170,7 +174,9 @@ def _schedule(cells: Cells, degrees: Degrees, architecture: Architecture, preset
     if text is not None:
         schedule = schedule_name(text)
         if schedule is None and degrees.pipeline > 1 and text.lower() not in NO:
-            raise UsageError(f"{text!r} is no known schedule; known are {', '.join(SCHEDULES)}.")
+            if not _SOME_PIPELINE.search(text):
+                raise UsageError(f"{text!r} is no known schedule; known are {', '.join(SCHEDULES)}.")
+            cells.note(f"schedule {text!r} is not known: 1f1b is taken, interleaved where there are chunks")
     chunks = cells.count("chunks") or None
     part = cells.whole("layers_per_virtual_stage")
     if chunks is None and part is not None and degrees.pipeline > 1:

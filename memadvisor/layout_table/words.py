@@ -186,12 +186,24 @@ def _fsdp(said: dict[str, str]) -> dict[str, str]:
     text = said.pop("fsdp", "")
     if not text or text.lower() in _NOTHING or (text.isdigit() and int(text) < 2):
         return {}
-    found = {} if "strategy" in said or "zero_stage" in said else {"strategy": "FSDP"}
-    if text.isdigit():
+    is_open = "zero_stage" not in said and not _says_who_shards(said.get("strategy", ""))
+    who = "FSDP" if text.isdigit() or text.lower() in YES else text
+    found = {"strategy": _joined(who, said.get("strategy"))} if is_open else {}
+    if text.isdigit() and "shard" not in said:
         found["shard"] = text
-    elif text.lower() not in YES and found:
-        found["strategy"] = text
-    return {column: word for column, word in found.items() if column not in said}
+    return found
+
+
+def _says_who_shards(text: str) -> bool:
+    return (
+        _SHARDED.search(text) is not None
+        or re.search(r"shard|deepspeed|p_os|optim", text.lower()) is not None
+    )
+
+
+def _joined(who: str, rest: str | None) -> str:
+    """Who shards, and what else a method says: `FSDP`, `compile, async TP`."""
+    return f"{who}, {rest}" if rest else who
 
 
 def _method(said: dict[str, str]) -> dict[str, str]:
@@ -234,11 +246,13 @@ def _sharded(said: dict[str, str]) -> dict[str, str]:
         if (_number(said, "replicate") or 1) == 1:
             said.pop("replicate", None)
         return {} if {"strategy", "zero_stage", "framework"} & set(said) else {"strategy": "FSDP"}
-    if "strategy" in said or "zero_stage" in said:
+    if "zero_stage" in said or _says_who_shards(said.get("strategy", "")):
         return {}
     found = _SHARDED.search(said.get("parallelism", ""))
     if found is not None:
-        return {"strategy": found[1]}
+        return {"strategy": _joined(found[1], said.get("strategy"))}
+    if "strategy" in said:
+        return {}
     if (_number(said, "shard") or 1) > 1 and "framework" not in said:
         return {"strategy": "FSDP"}  # torchtitan's degrees
     return {"zero_stage": "1"} if said.get("distributed_optimizer", "").lower() in YES else {}

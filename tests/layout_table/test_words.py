@@ -176,6 +176,37 @@ def test_a_degree_of_0_is_none_of_that_parallelism():
     assert layout_of(tp="0", pp="0", cp="0.0", dp="8").data == 8
 
 
+def test_who_shards_stands_beside_what_else_a_method_is():
+    rows = [
+        layout_of(parallelism="FSDP 4, TP 2", strategy=strategy) for strategy in ("Per-op SAC", "compile, async TP", "1F1B", "w/ prefetch")
+    ]  # fmt: skip
+    assert [(each.zero_stage, each.data, each.tensor) for each in rows] == [(3, 4, 2)] * 4
+    assert layout_of(fsdp="yes", strategy="compile, async TP").zero_stage == 3
+    assert layout_of(fsdp="yes", strategy="ZeRO-1").zero_stage == 1
+
+
+def test_cards_among_the_words_of_a_method():
+    bare = {"gpu": None, "n_gpus": None}
+    for text, count, card in (
+        ("8xA100 FSDP", 8, "A100-SXM4-80GB"),
+        ("2x8 H100 TP=8 PP=2", 16, "H100-SXM-80GB"),
+    ):
+        cluster = case_of(**bare, strategy=text).cluster
+        assert (cluster.num_accelerators, cluster.accelerator.name) == (count, card)
+    assert case_of(gpu="v5p", n_gpus="8").cluster.accelerator.name == "TPU-v5p-95GB"
+
+
+def test_schedules_and_parts_of_a_layer_that_are_not_known_are_noted():
+    found = read_one(n_gpus="8", pp="4", schedule="V-Half", recompute="mlp")
+    layout = found.case.step.layout
+    assert (layout.schedule, layout.recompute) == ("1f1b", "selective")
+    assert [name in " ".join(found.notes) for name in ("'V-Half' is not known", "'mlp' is not understood")] == [True, True]  # fmt: skip
+
+
+def test_cells_in_quotes():
+    assert layout_of(recompute="'full'", offload_optimizer="'True'").offload_optimizer is True
+
+
 def test_degrees_of_a_dictionary():
     assert layout_of(parallelism="{'tp': 2, \"pp\": 2, 'dp': 2}").tensor == 2
     assert layout_of(parallelism='{"tensor": 4, "data": 2}').tensor == 4
