@@ -78,6 +78,14 @@ def _bert(name: str, n_layers: int, hidden: int, n_heads: int) -> Architecture:
     return dataclasses.replace(plain, causal=False, embedding_norm=True, final_norm=False, code=code)
 
 
+def _modernbert(name: str, n_layers: int, hidden: int, n_heads: int, ffn: int) -> Architecture:
+    """Rotary positions, no biases; its windows are taken to see all, as a config.json's are."""
+    plain = _gpt(name, n_layers, hidden, n_heads, 50368, 0)
+    return dataclasses.replace(
+        plain, ffn=ffn, gated_mlp=True, biases=False, norm_vectors=1, causal=False, embedding_norm=True, final_norm=False, head_layer=True, head_bias=True
+    )  # fmt: skip
+
+
 def _esm2(name: str, n_layers: int, hidden: int, n_heads: int) -> Architecture:
     """Of proteins: 33 words, rotary positions, norms before attention, no dropout."""
     plain = _gpt(name, n_layers, hidden, n_heads, 33, 0)
@@ -201,6 +209,9 @@ _BERT = (
     _bert("bert-large", 24, 1024, 16),
     dataclasses.replace(_bert("roberta-base", 12, 768, 12), vocab=50265, positions=514),
     dataclasses.replace(_bert("roberta-large", 24, 1024, 16), vocab=50265, positions=514),
+    # arXiv:2412.13663, table 4: gated, windows of 128 tokens, every third layer without one.
+    _modernbert("modernbert-base", 22, 768, 12, 1152),
+    _modernbert("modernbert-large", 28, 1024, 16, 2624),
 )
 # https://huggingface.co/facebook/esm2_t33_650M_UR50D and its sisters, config.json.
 _ESM2 = (

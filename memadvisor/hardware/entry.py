@@ -12,7 +12,7 @@ class CatalogueEntry:
     `power_w` is its limit as sold, of the page of its rates; None where that was not looked up. `sources` name the page
     of each figure: `memory`, `bandwidth`, `flops`. `matmul_share`: what large products are known to reach of the rates,
     where that is another share than other cards' (the cost model's `matmul_share`); `sources` then name where it is from
-    as `matmul`.
+    as `matmul`. `narrow_matmul_share`: the same of products of 8 bits and fewer, where it is another.
     """
 
     name: str
@@ -23,6 +23,7 @@ class CatalogueEntry:
     sources: dict[str, str]
     power_w: float | None = None
     matmul_share: float | None = None
+    narrow_matmul_share: float | None = None
 
 
 def one_page(page: str) -> dict[str, str]:

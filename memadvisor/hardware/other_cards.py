@@ -48,6 +48,8 @@ CDNA3_SHARE, CDNA3_PRODUCTS = (
     0.5,
     "Microsoft, AI benchmarking guide, ND MI300X v5, https://github.com/Azure/AI-benchmarking-guide",
 )
+# An MI300X's best in 8 bits, 1273 TFLOP/s (AMD's TraceLens, https://github.com/AMD-AGI/TraceLens), is less than half of the rate.
+MI300X_NARROW_SHARE = 1273 / 2614.9 * 0.93
 
 # What a step's large products reach of the best that a single one of many shapes does, as an A100's: 0.81 of the sheet's
 # rate (the cost model's `matmul_share`) where the best is 0.869 of it. Cards whose sheet says nothing of the best have
@@ -244,6 +246,7 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
         },
         sources=one_page(MI300X) | {"matmul": CDNA3_PRODUCTS},
         matmul_share=CDNA3_SHARE,
+        narrow_matmul_share=MI300X_NARROW_SHARE,
     ),
     CatalogueEntry(
         name="MI325X-256GB",

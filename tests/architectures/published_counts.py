@@ -128,6 +128,8 @@ ROUNDED = {
     "vit-giant-14": 1.011,
     "vit-gigantic-14": 1.843,
     "vit-22b": 21.7,
+    "modernbert-base": 0.149,
+    "modernbert-large": 0.395,
     "dinov2-small": 0.0221,
     "dinov2-base": 0.0866,
     "dinov2-large": 0.3044,

@@ -23,7 +23,7 @@ class Device:
     """The rates that count of an accelerator, for one compute dtype. `wide_flops_per_s`: of what stays in 16 bits where
     products are in fewer (attention and the head, for one); the peak itself otherwise. `plain_flops_per_s`: of products
     that its tensor cores do not take, None where it is not known. `own_matmul_share`: in place of the coefficients', where the
-    catalogue has one of the card. `element_bytes`: of what products read and write.
+    catalogue has one of the card, and `own_narrow_share` of products in fewer bits. `element_bytes`: of what products read and write.
     """
 
     peak_flops_per_s: float
@@ -33,6 +33,7 @@ class Device:
     memory_bytes: int
     coefficients: Coefficients
     own_matmul_share: float | None = None
+    own_narrow_share: float | None = None
     element_bytes: float = 2.0
 
     @property
@@ -52,6 +53,8 @@ class Device:
 
     @property
     def matmul_share(self) -> float:
+        if self.is_narrow and self.own_narrow_share is not None:
+            return self.own_narrow_share
         if self.own_matmul_share is not None:
             return self.own_matmul_share
         known = self.coefficients
@@ -86,20 +89,22 @@ def device_of(hardware: Hardware, compute_dtype: str, coefficients: Coefficients
         memory_bytes=hardware.memory_bytes,
         coefficients=coefficients,
         element_bytes=4.0 if compute_dtype in ("float32", "tf32") else 2.0,
-        own_matmul_share=_own_share(hardware),
+        own_matmul_share=_own_shares(hardware)[0],
+        own_narrow_share=_own_shares(hardware)[1],
     )
 
 
-def _own_share(hardware: Hardware) -> float | None:
+def _own_shares(hardware: Hardware) -> tuple[float | None, float | None]:
+    """Of products, and of those of 8 bits and fewer where that is another."""
     if hardware.kind == "measured":
-        return _BEST_PRODUCT_SHARE
-    return _share_of_catalogue(hardware.name) if hardware.kind == "datasheet" else None
+        return _BEST_PRODUCT_SHARE, None
+    return _shares_of_catalogue(hardware.name) if hardware.kind == "datasheet" else (None, None)
 
 
 @lru_cache(maxsize=256)
-def _share_of_catalogue(name: str) -> float | None:
+def _shares_of_catalogue(name: str) -> tuple[float | None, float | None]:
     entry = find_entry(name)
-    return None if entry is None else entry.matmul_share
+    return (None, None) if entry is None else (entry.matmul_share, entry.narrow_matmul_share)
 
 
 def matmul_seconds(device: Device, rows: float, columns: float, depth: float, count: float = 1.0) -> float:
