@@ -18,6 +18,7 @@ from memadvisor.layout_table.cells import Cells
 _NAMES = {alias.lower(): entry.name for entry in CATALOGUE for alias in (entry.name, *entry.aliases)}
 USUAL_GPU = "A100-80GB"
 _PLAIN_NETWORK_BYTES_PER_S = 25e9  # 200 Gbit/s a node, where neither the table nor the vendor says more
+_LARGEST_HOST = 16  # accelerators of one machine; more are a rack or a pod
 _FASTEST_CARD_BYTES_PER_S = 50e9  # a node's rate beyond it is that of several cards
 _TELLING = (
     "framework",
@@ -59,12 +60,25 @@ def cluster_of(cells: Cells, num_accelerators: int) -> Cluster:
     if per_node is None:
         per_node = _usual_per_node(accelerator, num_accelerators)
     per_node = min(per_node, num_accelerators)
-    if num_accelerators % per_node:
-        raise UsageError(f"{num_accelerators} accelerators do not fill nodes of {per_node}.")
-    num_nodes = num_accelerators // per_node
-    if nodes is not None and nodes != num_nodes:
+    if nodes is not None and nodes != -(-num_accelerators // per_node):
         raise UsageError(f"{nodes} nodes of {per_node} are not {num_accelerators} accelerators.")
-    cluster = _cluster(accelerator.name, num_nodes, per_node, cells.text("interconnect"))
+    joined = _joined(accelerator, num_accelerators, per_node, cells.text("gpu") or "")
+    if joined != per_node:
+        cells.note(
+            f"nodes of {per_node} {accelerator.name} are taken as parts of a rack or pod whose links join {joined}"
+        )
+    elif num_accelerators % per_node:
+        joined = _largest_divisor(num_accelerators, per_node)
+        cells.note(
+            f"{num_accelerators} accelerators do not fill nodes of {per_node}: {joined} of each are taken"
+        )
+    cluster = _cluster(
+        accelerator.name,
+        num_accelerators // joined,
+        joined,
+        min(per_node, joined),
+        cells.text("interconnect"),
+    )
     return (
         cluster
         if cluster.accelerator == accelerator
@@ -158,22 +172,37 @@ def _usual_per_node(accelerator: Hardware, num_accelerators: int) -> int:
     usual = 8 if links is None or links.reference is None else links.reference.per_node
     if num_accelerators <= usual:
         return num_accelerators
-    return next(size for size in range(usual, 0, -1) if num_accelerators % size == 0)
+    return _largest_divisor(num_accelerators, usual)
+
+
+def _joined(accelerator: Hardware, num_accelerators: int, per_node: int, name: str) -> int:
+    """How many accelerators the links inside a node join: more than a host's where hosts are parts of a rack (NVL72, four to a
+    tray) or of a pod of TPUs.
+    """
+    links = links_of(accelerator)
+    is_rack = links is not None and links.reference is not None and links.reference.per_node > _LARGEST_HOST
+    if not is_rack or per_node > _LARGEST_HOST or re.search(r"nvl-?[248]\b", name, re.IGNORECASE):
+        return per_node
+    return max(per_node, _usual_per_node(accelerator, num_accelerators))
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    return next(size for size in range(most, 0, -1) if number % size == 0)
 
 
 @lru_cache(maxsize=512)
-def _cluster(name: str, num_nodes: int, per_node: int, interconnect: str | None) -> Cluster:
+def _cluster(name: str, num_nodes: int, per_node: int, per_host: int, interconnect: str | None) -> Cluster:
     accelerator = named_hardware(name)
     assert accelerator is not None
     links = links_of(accelerator)
     reference = None if links is None or links.reference is None else links.reference.bytes_per_s
     across = None
-    rates = None if interconnect is None else network_rate(interconnect, per_node, reference)
+    rates = None if interconnect is None else network_rate(interconnect, per_host, reference)
     if rates is not None:
         across = network_link(rates[0], f"the table: {interconnect}", rates[1])
     elif num_nodes > 1 and reference is None:
         plain = _PLAIN_NETWORK_BYTES_PER_S
-        across = network_link(plain / per_node, "not given: 200 Gbit/s a node", plain)
+        across = network_link(plain / per_host, "not given: 200 Gbit/s a node", plain)
     return make_cluster(
         accelerator,
         num_nodes=num_nodes,

@@ -15,11 +15,12 @@ from memadvisor.errors import MemadvisorError, UsageError
 from memadvisor.hardware.cluster import Cluster
 from memadvisor.layout import TrainingStep
 from memadvisor.layout_table.cells import Cells, cells
+from memadvisor.layout_table.degrees import degrees_of
 from memadvisor.layout_table.headers import Heading, headings
 from memadvisor.layout_table.machine import cluster_of
 from memadvisor.layout_table.model import architecture_of, billions_in
 from memadvisor.layout_table.separated import separated_rows
-from memadvisor.layout_table.spread import degrees_of, step_of
+from memadvisor.layout_table.spread import step_of
 from memadvisor.layout_table.words import is_of_replica, spelled_out
 from memadvisor.run.files import read_input
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from dataclasses import dataclass
 
 from memadvisor.architecture import Architecture, target_length
 from memadvisor.errors import UsageError
@@ -12,7 +11,7 @@ from memadvisor.hardware.cluster import Cluster
 from memadvisor.layout import Layout, TrainingStep
 from memadvisor.layout_table.adapters import recomputes_unasked
 from memadvisor.layout_table.cells import NO, YES, Cells
-from memadvisor.layout_table.machine import usual_per_node
+from memadvisor.layout_table.degrees import Degrees
 from memadvisor.layout_table.recomputation import recomputation
 from memadvisor.layout_table.training_code import plain_word, software_of, stage_in, strategy_stage
 from memadvisor.schedule_names import SCHEDULES, V_SHAPED, schedule_name
@@ -23,51 +22,6 @@ from memadvisor.zeropp_options import ZeroPP, zeropp_fields, zeropp_names
 # What is sharded, of words that say that alone.
 _SHARDS = {"optim": 1, "optimizer": 1, "optimizerstates": 1, "distopt": 1, "full": 3, "hybrid": 3}
 _NAMES_DEGREES = re.compile(r"(?<![a-z])(dp|tp|mp|pp|cp|ep|sp)\s*[-=:_]?\s*\d", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Degrees:
-    """How many ranks share what."""
-
-    data: int
-    tensor: int
-    pipeline: int
-    context: int
-
-    @property
-    def num_ranks(self) -> int:
-        return self.data * self.tensor * self.pipeline * self.context
-
-
-def degrees_of(cells: Cells) -> Degrees:
-    """Degrees of a row; the replicas follow from the accelerators where only those are named. Raises UsageError."""
-    tensor, pipeline, context = (cells.whole(name) or 1 for name in ("tp", "pp", "cp"))
-    ranks, data = cells.whole("n_gpus"), cells.whole("dp")
-    if ranks is None and cells.text("nodes") and (data is None or cells.text("gpus_per_node")):
-        ranks = (cells.whole("nodes") or 1) * (cells.whole("gpus_per_node") or usual_per_node(cells))
-    inner = tensor * pipeline * context
-    if data is None and (cells.text("replicate") is not None or (ranks is None and cells.text("shard"))):
-        data = (cells.whole("shard") or 1) * (cells.whole("replicate") or 1)
-    if data is None:
-        if ranks is not None and ranks % inner:
-            raise UsageError(
-                f"tp {tensor} x pp {pipeline} x cp {context} does not divide {ranks} accelerators."
-            )
-        data = _fewest(cells, inner) if ranks is None else ranks // inner
-    if ranks is not None and data * inner != ranks:
-        raise UsageError(
-            f"dp {data} x tp {tensor} x pp {pipeline} x cp {context} is {data * inner}, but there are {ranks} accelerators."
-        )
-    return Degrees(data=data, tensor=tensor, pipeline=pipeline, context=context)
-
-
-def _fewest(cells: Cells, inner: int) -> int:
-    """Replicas where nothing says how many there are: as many as share experts."""
-    shared = cells.count("ep") or 1
-    data = max(1, shared // inner)
-    if data > 1:
-        cells.note(f"no number of accelerators: {data * inner} are taken, that share the experts")
-    return data
 
 
 def step_of(
@@ -88,7 +42,9 @@ def step_of(
         shard = None
     strategy = cells.text("strategy") or cells.text("zero_stage") or ""
     if shard is None and re.match("hybrid|hsdp", plain_word(strategy)):
-        shard = _hybrid(strategy, min(cluster.per_node, degrees.data), degrees.data)
+        shard = _hybrid(
+            strategy, min(cells.whole("gpus_per_node") or cluster.per_node, degrees.data), degrees.data
+        )
     kind = (cells.text("tp_kind") or "1d").strip().lower()
     imbalance = cells.number("expert_imbalance")
     on_host = [cells.flag(name) or False for name in ("offload_optimizer", "offload_parameters")]
@@ -148,7 +104,10 @@ def _batch(cells: Cells, degrees: Degrees, seq_len: int) -> tuple[int, int, bool
             cells.note("no batch: one microbatch of each replica is taken")
         return size or 1, count or 1, size is None
     if total < degrees.data:
-        raise UsageError(f"a global batch of {total} sequences is too small for {degrees.data} replicas.")
+        cells.note(
+            f"a global batch of {total} sequences is too small for {degrees.data} replicas: one microbatch each"
+        )
+        return size or 1, 1, False
     if size is None and count is not None:
         size = -(-total // (degrees.data * count))
     if size is None:

@@ -72,3 +72,28 @@ def test_cards_that_accelerators_share(words, rate, card):
         gpu="RTX 4090", n_gpus="16", gpus_per_node="8", dp="16", interconnect=words
     ).cluster.across
     assert (across.bytes_per_s, across.card_bytes_per_s) == (rate, card)
+
+
+@pytest.mark.parametrize(
+    ("columns", "nodes", "per_node", "said"),
+    [
+        ({"gpu": "GB200", "n_gpus": "256", "gpus_per_node": "4"}, 4, 64, "join 64"),
+        ({"gpu": "GB300", "n_gpus": "72", "nodes": "18"}, 1, 72, "join 72"),
+        ({"gpu": "TPU v5e", "n_gpus": "64", "gpus_per_node": "8"}, 1, 64, "join 64"),
+        ({"gpu": "GB200 NVL4", "n_gpus": "16", "gpus_per_node": "4"}, 4, 4, ""),
+        ({"gpu": "GB300", "n_gpus": "256", "gpus_per_node": "72"}, 4, 64, "do not fill nodes of 72"),
+        ({"gpu": "H100", "n_gpus": "12", "gpus_per_node": "8"}, 2, 6, "do not fill nodes of 8"),
+    ],
+)
+def test_trays_of_a_rack_and_nodes_that_are_not_full(columns, nodes, per_node, said):
+    """Trays of four were taken for nodes with a network between them, which exchanges of experts took thrice as long over."""
+    row = read_one(**columns)
+    assert row.case is not None
+    assert (row.case.cluster.num_nodes, row.case.cluster.per_node) == (nodes, per_node)
+    assert said in "; ".join(row.notes)
+
+
+def test_the_network_of_a_rack_is_that_of_its_trays():
+    """Four cards of 400 Gbit/s are a tray's."""
+    cluster = case_of(gpu="GB200", n_gpus="256", gpus_per_node="4", interconnect="4x400 Gb/s").cluster
+    assert cluster.across.bytes_per_s == pytest.approx(50e9)

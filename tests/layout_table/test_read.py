@@ -325,7 +325,6 @@ def test_pcie_in_words():
         ({"recompute": "some"}, "'some'"),
         ({"offload_alpha": "1.5"}, "'1.5'"),
         ({"precision": "int3"}, "'int3'"),
-        ({"dp": "8", "global_batch_seqs": "4"}, "too small"),
         ({"n_experts": "8", "top_k": "9"}, "9 of 8"),
         ({"n_experts": "8", "ep": "3"}, "ep 3"),
         ({"dp": "8", "nodes": "3"}, "3 nodes"),

@@ -111,6 +111,7 @@ AT_MOST = {
     "raschka_gpt2_a100": (0.35, 0.15),
     "torchao_optim": (0.1, 0.05),
     "mlperf": (0.14, None),
+    "mlperf_racks": (0.13, None),
 }
 
 
