@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 
-_NODES = re.compile(r"(\d+)\s*[x*\u00d7-]?\s*(?:nodes?|hosts?|servers?|machines?)\b", re.IGNORECASE)
+_NODES = re.compile(
+    r"(?<![a-wyz\d_.])(\d+)\s*[x*\u00d7-]?\s*(?:nodes?|hosts?|servers?|machines?)\b", re.IGNORECASE
+)
 _NODES_OF_CARDS = re.compile(r"(\d+)\s*[x*\u00d7]\s*(\d+)\s*(?:[x*\u00d7]\s*)?([a-z]\w.*)?", re.IGNORECASE)
 _EACH = re.compile(
     r"(?:nodes?|hosts?|servers?|machines?)\W*(?:[x*\u00d7]|of|with|each)|(?:per|/|each|a)[\s-]*node",

@@ -56,7 +56,7 @@ class LayoutTable:
 def read_layout_table(path: str | Path) -> LayoutTable:
     """All rows of a file. Raises UsageError where the file is no table of layouts; a row that is not one has its error."""
     try:
-        text = read_input(Path(path))
+        text = read_input(Path(path), of_spreadsheet=True)
         return read_table(separated_rows(text), str(path))
     except OSError as error:
         raise UsageError(

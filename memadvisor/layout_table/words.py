@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from memadvisor.layout_table.adapter_words import adapter_words
 from memadvisor.layout_table.cells import NO, YES, Cells
+from memadvisor.layout_table.counted_words import counted_in_words, machines
 from memadvisor.layout_table.counts import counted_cards, counted_nodes, slice_of_tpus
 from memadvisor.layout_table.phrases import phrased, says_something
 from memadvisor.layout_table.supercomputers import supercomputer
@@ -62,6 +63,8 @@ def spelled_out(cells: Cells) -> Cells:
         _techniques,
         _parallelism,
         _fsdp,
+        machines,
+        counted_in_words,
         counted_nodes,
         slice_of_tpus,
         counted_cards,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import io
 import os
@@ -14,8 +15,10 @@ from memadvisor.errors import UsageError
 MOST_INPUT_BYTES = 64 * 2**20  # a plan of 10,000 units has 3 MB
 
 
-def read_input(path: Path) -> str:
+def read_input(path: Path, *, of_spreadsheet: bool = False) -> str:
     """The text of a file or pipe that a user has named: a plan, a table, a configuration. Raises OSError, UnicodeDecodeError.
+
+    What spreadsheets write may be UTF-16, which says so at its beginning, or Windows' own characters.
 
     What has no end (/dev/zero) would take all memory before anybody could say that it is no plan.
     """
@@ -26,7 +29,18 @@ def read_input(path: Path) -> str:
         data = file.read(MOST_INPUT_BYTES + 1)
     if len(data) > MOST_INPUT_BYTES:
         raise OSError(errno.EFBIG, f"it is larger than {MOST_INPUT_BYTES // 2**20} MiB", str(path))
-    return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig").read()
+    encoding = _encoding(data) if of_spreadsheet else "utf-8-sig"
+    return io.TextIOWrapper(io.BytesIO(data), encoding=encoding).read()
+
+
+def _encoding(data: bytes) -> str:
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return "utf-8-sig" if b"\0" in data else "cp1252"
+    return "utf-8-sig"
 
 
 def write_private_file(path: Path, text: str, *, replace: bool = True) -> bool:
