@@ -49,7 +49,7 @@ MEGATRON_CORE = Preset(
     source="https://docs.nvidia.com/megatron-core/developer-guide/latest/api-guide/dist_optimizer.html; "
     "megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication; megatron/core/transformer/moe/experts.py, TEGroupedMLP "
     "(permuted_probs); transformer_engine/pytorch/module/linear.py (saved_inputmat) and base.py (get_weight_workspace); megatron/core/distributed/distributed_data_parallel.py (bucket_size)",
-    names=("megatron-core", "mcore"),
+    names=("megatron-core", "mcore", "mindspeed"),
     zero_stage=1,
 )
 NEMO = Preset(
@@ -256,7 +256,7 @@ JAX = Preset(
     "parameters in fp32, sharded (ZeRO stage 3), cast to bf16 and gathered for each layer; 16 B a parameter",
     source="https://github.com/AI-Hypercomputer/maxtext, MaxText/configs/base.yml (weight_dtype float32, dtype bfloat16, fsdp the axis that is sharded over by default) and "
     "train.py (jax.jit of a step); https://openxla.org/xla/architecture (fusion); xla/hlo/transforms/collectives/collective_quantizer.cc (gathers in the 8 bits of products)",
-    names=("maxtext", "paxml", "jax", "axlearn", "levanter", "easylm", "t5x"),
+    names=("maxtext", "paxml", "jax", "axlearn", "levanter", "easylm", "t5x", "flax"),
     zero_stage=3,
     sequence_parallel=False,
 )

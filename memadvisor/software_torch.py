@@ -45,6 +45,8 @@ FSDP = Preset(
         "fairscale",
         "torchtitan",
         "axolotl",
+        "olmo-core",
+        "verl",
     ),
     zero_stage=3,
     looped_chunks=2,
@@ -115,7 +117,7 @@ DDP = Preset(
     "over lists (foreach), which move 80 B of a parameter where a fused one moves 28, and hold one more of its size; a compiled "
     "forward with the loss in it returns the logits beside it; a model that is all in 16 bits gives the loss its logits as they are",
     source="torch.nn.parallel.DistributedDataParallel (gradient_as_bucket_view), torch.autocast; arXiv:2006.15704",
-    names=("ddp", "pytorch", "torch", "autocast", "lightning", "fairseq"),
+    names=("ddp", "pytorch", "torch", "autocast", "lightning", "fairseq", "nanogpt"),
 )
 APEX = Preset(
     software=dataclasses.replace(
@@ -156,6 +158,7 @@ HUGGING_FACE = Preset(
         "trl",
         "llama-factory",
         "ms-swift",
+        "swift",
         "xtuner",
     ),
 )

@@ -14,6 +14,7 @@ from memadvisor.layout_table.adapter_words import adapter_words
 from memadvisor.layout_table.cells import NO, YES, Cells
 from memadvisor.layout_table.counted_words import counted_in_words, machines
 from memadvisor.layout_table.counts import counted_cards, counted_nodes, slice_of_tpus
+from memadvisor.layout_table.loose_words import loose_words
 from memadvisor.layout_table.phrases import phrased, says_something
 from memadvisor.layout_table.supercomputers import supercomputer
 from memadvisor.schedule_names import schedule_name
@@ -57,6 +58,7 @@ def spelled_out(cells: Cells) -> Cells:
     said = dict(cells.texts)
     for reader in (
         _none_of_it,
+        loose_words,
         supercomputer,
         phrased,
         adapter_words,
@@ -81,6 +83,10 @@ def spelled_out(cells: Cells) -> Cells:
         _batch,
     ):
         said |= reader(said)
+    if "precision" in cells.texts and "precision" not in said and "base_precision" not in cells.texts:
+        cells.note(
+            f"precision {cells.texts['precision']!r} is taken for that of a frozen base beside adapters"
+        )
     words = cells.text("parallelism") or ""
     is_read = degrees_in(words) or _FSDP.search(words) or _SHARDED.search(words) or says_something(words)
     if re.search(r"\d", words) and not is_read:

@@ -295,3 +295,13 @@ def test_an_optimizer_that_is_not_known_is_the_trainers_own():
 
     assert found.case.step.software == case_of(framework="ddp").step.software
     assert any("optimizer 'GaLore' is not known" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "zero_stage"),
+    [("OLMo-core", 3), ("verl", 3), ("nanoGPT", 0), ("MindSpeed", None), ("Flax", None)],
+)
+def test_trainers_that_are_others_below(name, zero_stage):
+    row = read_one(framework=name, n_gpus="8")
+    assert not any("not known" in note for note in row.notes)
+    assert zero_stage is None or row.case.step.layout.zero_stage == zero_stage
