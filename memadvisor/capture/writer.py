@@ -32,13 +32,13 @@ from memadvisor.capture.updates import existing_optimizers
 from memadvisor.own_hooks import hooks_aside
 from memadvisor.run.allocator_records import LiveStorage, OutOfMemory
 from memadvisor.run.compiled import has_compiled
-from memadvisor.run.cut import inside_wrapper, is_around_a_list
+from memadvisor.run.cut import inside_wrapper, is_around_a_list, unwrap
 from memadvisor.run.documents import Ending, Note, ProcessInfo
 from memadvisor.run.frames import MAX_JOURNAL_RAW_BYTES
 from memadvisor.run.journal import JournalWriter
 from memadvisor.run.living import living, outermost_modules
 from memadvisor.run.loader_records import DataWait, LoaderInfo
-from memadvisor.run.own_forwards import is_made_by_compiler
+from memadvisor.run.own_forwards import is_compiled_in_place, is_made_by_compiler
 from memadvisor.run.process import own_mark
 from memadvisor.run.records import Counter, Module, Parameter, Step, Unit
 from memadvisor.run.run import DEFAULT_TRACE_STEP
@@ -295,6 +295,7 @@ class RankWriter:
             has_replicate=None if wrapped is None else any(map(is_around_a_list, wrapped)),
             has_ddp_any_order=None if wrapped is None else any(map(has_any_order, wrapped)),
             has_compiled_model=has_compiled_model(),
+            has_model_compiled_in_place=has_model_compiled_in_place(),
             float32_matmul=precision["matmul"],
             float32_convolution=precision["convolution"],
             **dict(zip(_MEASURED, self._engines_s or (), strict=False)),
@@ -321,6 +322,12 @@ def has_compiled_model() -> bool:
                 return True
             inner = inside_wrapper(inner)
     return False
+
+
+def has_model_compiled_in_place() -> bool:
+    """Whether the script has compiled a model that is in no other module by its `compile` method."""
+    models = outermost_modules(torch.nn.Module) if has_compiled() else ()
+    return any(is_compiled_in_place(unwrap(model)) for model in models)
 
 
 def _process_group_size() -> int:

@@ -21,7 +21,7 @@ from memadvisor.local_sgd import LocalSgd, check_local_sgd
 from memadvisor.plan import Plan
 from memadvisor.planning.advice_notes import chunk_notes, fused_notes, notes
 from memadvisor.planning.collecting import collecting_seldom
-from memadvisor.planning.compiled_models import keeps_parameters
+from memadvisor.planning.compiled_models import check_calls_are_seen, keeps_parameters
 from memadvisor.planning.learn import Learnt, learn
 from memadvisor.planning.lossy import LossyAlternative, check_asked_bits, lossy_alternatives
 from memadvisor.planning.machine import Machine, machine_for
@@ -308,6 +308,7 @@ def _check_model(
     """Raise UsageError for what several models, a script that shards its model by FSDP2 itself, one that trains nothing of
     its model, or one whose ranks are no replicas of each other, or are so in parts of the model, cannot be given."""
     check_trained(run.ranks[0])
+    check_calls_are_seen(run, step, num_ranks)
     _check_chunks(asked, step)
     _check_autocast(asked, step)
     _check_one_update(asked.optimizer_bits, step)

@@ -1,5 +1,6 @@
 """Units with a forward of the script's own are in no plan: the engine does nothing around their calls."""
 
+import contextlib
 import gc
 import types
 
@@ -10,6 +11,7 @@ from torch import nn
 import memadvisor
 from memadvisor.analyzers.segments import captured_step
 from memadvisor.capture.module_info import module_infos
+from memadvisor.errors import UsageError
 from memadvisor.planning.advise import advise
 from memadvisor.planning.paging import may_page
 
@@ -82,4 +84,33 @@ def test_parameters_of_a_model_that_is_compiled_as_a_whole_stay_where_they_are(t
     assert step.holder == holder
     assert may_page(step, 1) is not is_compiled
     del called
+    gc.collect()
+
+
+class Whole(nn.Sequential):
+    """A class of the script's: torch's own are left as they are by Dynamo."""
+
+    def forward(self, x):
+        for layer in self:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("kind", [Whole, nn.Sequential])
+def test_a_model_that_is_compiled_in_place_is_in_no_plan(tmp_path, kind):
+    """`run` refuses them all: no hook of modules fires in its calls. Such plans were advised."""
+    torch.manual_seed(0)
+    model = kind(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1))
+    model.compile(backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(4):
+            model(torch.randn(512, 16)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    refused = pytest.raises(UsageError, match=r"compiles Whole in place .* seen\.")
+
+    with refused if kind is Whole else contextlib.nullcontext():
+        advise(prof.run, memory_bytes=captured_step(prof.run).peak_bytes * 7 // 10)
+    del model
     gc.collect()
