@@ -113,7 +113,7 @@ class _Call:
         self.forward = self.conditions = None
         self.around = contextlib.nullcontext
 
-    def again(self, made: dict[_Call, list[Any]], *, keeps_all: bool, is_last: bool) -> list[Any]:
+    def again(self, made: dict[_Made, Any], *, keeps_all: bool, is_last: bool) -> list[Any]:
         """Run it a second time; returns the leaves of what it returns."""
         args, kwargs = tree_unflatten([self._leaf(leaf, made) for leaf in self.leaves], self.spec)
         if keeps_all:
@@ -137,10 +137,10 @@ class _Call:
             return self.forward(*args, **kwargs)
         return None
 
-    def _leaf(self, leaf: Any, made: dict[_Call, list[Any]]) -> Any:
+    def _leaf(self, leaf: Any, made: dict[_Made, Any]) -> Any:
         if not isinstance(leaf, _Made):
             return leaf
-        return made[leaf.call][leaf.number] if leaf.call in made else self.given[leaf]
+        return made[leaf] if leaf in made else self.given[leaf]
 
 
 class Pass:
@@ -216,27 +216,28 @@ class Pass:
         around = [other for other in self.stretches.around(stretch[0]) if len(other) > len(stretch)]
         if around and not self._has_inputs(stretch):
             self.again(around[-1])
-        made: dict[_Call, list[Any]] = {}
+        made: dict[_Made, Any] = {}
         items = self._items(stretch)
-        last_user = {leaf.call: call for item in items for call in self._of(item) for leaf in call.takes()}
+        last_user = {leaf: call for item in items for call in self._of(item) for leaf in call.takes()}
         for item in items:
             keeps_all = self.stretches.keeps_all(item, stretch)
             for call in self._of(item) if not keeps_all else ():
                 call.given |= {
-                    leaf: made[leaf.call][leaf.number]
-                    for leaf in call.takes()
-                    if leaf.call in made and leaf.call.unit not in item
+                    leaf: made[leaf] for leaf in call.takes() if leaf in made and leaf.call.unit not in item
                 }
             if item is items[-1] and not keeps_all:
                 break  # it runs by itself, at once
             for call in self._of(item):
                 is_last = item is items[-1]
                 check_versions(call.leaves, call.versions, call.unit)
-                made[call] = call.again(made, keeps_all=keeps_all, is_last=is_last)
+                returned = call.again(made, keeps_all=keeps_all, is_last=is_last)
                 if keeps_all and self._is_last_run_of(call.unit):
                     call.let_go()
-                for other in [other for other in made if last_user.get(other, other) in (call, other)]:
-                    del made[other]  # what autograd or an inner stretch keeps of it stays
+                # Of the rest what autograd or an inner stretch keeps stays.
+                made = {leaf: value for leaf, value in made.items() if last_user[leaf] is not call}
+                numbered = ((_Made(call, number), value) for number, value in enumerate(returned))
+                made |= {leaf: value for leaf, value in numbered if leaf in last_user}
+                del returned, numbered
         if not is_for_derivative():
             self._have_run.add(stretch)
 

@@ -294,6 +294,42 @@ def test_a_second_run_lets_go_of_what_nobody_takes_any_more():
     assert gone[in_second_run + 5][in_second_run:] == [True, True, False, False, False]
 
 
+class Skipping(nn.Module):
+    """Returns what the one behind it takes, and what the script alone adds up, as WaveNet's skips; `gone` is of these."""
+
+    def __init__(self, made, gone):
+        super().__init__()
+        self.inner, self.skip = nn.Sequential(nn.Linear(9, 9), nn.Tanh()), nn.Linear(9, 9)
+        self.made, self.gone = made, gone
+
+    def forward(self, x):
+        self.gone.append([output.expired() for output in self.made])
+        x = self.inner(x)
+        skip = self.skip(x)
+        self.made.append(StorageWeakRef(skip.untyped_storage()))
+        return x, skip
+
+
+class AddingUp(Model):
+    def forward(self, x):
+        x, total = self.embed(x), 0
+        for block in self.blocks:
+            x, skip = block(x)
+            total = total + skip
+        return self.head(x + total)
+
+
+def test_a_second_run_lets_go_of_what_only_the_script_has_taken():
+    """Beside another output of the same call, which the next unit takes."""
+    made, gone = Noted(), Noted()
+    model = AddingUp([lambda: Skipping(made, gone)] * len(NAMES))
+    with applied(nested_plan([(0, 5)])):
+        model(torch.randn(4, 3, 5)).square().mean().backward()
+
+    in_second_run = len(NAMES)
+    assert gone[in_second_run + 3][in_second_run:] == [True, True, True]
+
+
 class Joining(nn.Module):
     """Keeps nothing of what it is called with."""
 
