@@ -22,7 +22,7 @@ def inner_storages(
     for number in sorted(freed):
         item = placed[number]
         unit, backward = passes.forward[item.birth]
-        freed_after = passes.end_of_forward(item.birth) if number in casts else item.birth
+        freed_after = passes.end_of_cache(item) if number in casts else item.birth
         death, copies = min(item.death, backward), earlier_copies(item, passes)
         sizes[unit, item.row.category, item.birth, freed_after, death, copies] += item.row.size_bytes
     for (unit, category, birth, freed_after, death, copies), size_bytes in sizes.items():
@@ -113,7 +113,7 @@ def boundary_tensors(
             birth_segment=item.birth,
             death_segment=item.death,
             missed_bytes=missed.get(number, 0),
-            last_use_segment=max(last_use, passes.end_of_forward(item.birth)) if again else last_use,
+            last_use_segment=max(last_use, passes.end_of_cache(item)) if again else last_use,
             saved_until=saved_until(item, starts),
             input_of=input_of,
             saved_by_takers=frozenset(

@@ -48,7 +48,8 @@ class Placed:
     `taken_s`: when units were called with it, whether they use it or only have it in a list. `is_cached`: a unit's forward
     has made it and put it into a cache of keys and values, which the unit is called without where it is recomputed.
     `is_argument`: a cast of what its unit is called with (cast_arguments.py). `ends_in_cast`: its last use in the forward is
-    such a cast.
+    such a cast. `cached_until`: of a weight that autocast has cast, the last segment in which its cache has that; None where
+    nobody knows when the script leaves its context.
     """
 
     row: Storage
@@ -59,6 +60,7 @@ class Placed:
     is_cached: bool = False
     is_argument: bool = False
     ends_in_cast: bool = False
+    cached_until: int | None = None
 
     @property
     def needed_until_s(self) -> float | None:
@@ -183,6 +185,10 @@ class Passes:
             position += 1
         return position
 
+    def end_of_cache(self, item: Placed) -> int:
+        """The last segment in which autocast's cache may have a weight that it has cast."""
+        return self.end_of_forward(item.birth) if item.cached_until is None else item.cached_until
+
     def segment_at(self, time_s: float) -> int:
         """The segment that contains a time, or ends at it."""
         return bisect_left(self.pieces, time_s, key=lambda piece: piece.start_s) - 1
@@ -205,8 +211,11 @@ def _is_of_same(one: Stretch, other: Stretch) -> bool:
     )
 
 
-def place_storages(rank: RankRun, step: Step, pieces: Sequence[Stretch]) -> list[Placed]:
-    """Storages of the process's device that live in the step."""
+def place_storages(
+    rank: RankRun, step: Step, pieces: Sequence[Stretch], *, tells_caches: bool = False
+) -> list[Placed]:
+    """Storages of the process's device that live in the step. `tells_caches`: of weights that autocast has cast they say until
+    when its cache has them."""
     saved_of: dict[int, list[Saved]] = defaultdict(list)
     for saved in rank.saved:
         saved_of[saved.storage_id].append(saved)
@@ -228,15 +237,28 @@ def place_storages(rank: RankRun, step: Step, pieces: Sequence[Stretch]) -> list
         is_cached = any(start_s <= row.birth_s for start_s in cached_s[row.storage_id])
         birth = _birth_segment(row, step, pieces, starts)
         kept_for, taken = tuple(saved_of[row.storage_id]), tuple(taken_s[row.storage_id])
+        is_cast, cached_until = is_weight_cast(row, rank.parameters), None
+        if tells_caches and is_cast and row.last_held_s is not None:
+            cached_until = bisect_left(starts, row.last_held_s) - 1
         if row.last_held_s is not None and (
             is_cached  # by that cache, or autocast's, of which more is known
-            or is_weight_cast(row, rank.parameters)
+            or is_cast
             or _is_held_again(row.last_held_s, kept_for, pieces, starts)
         ):
             row = replace(row, last_held_s=None)
         is_argument, ends_in_cast = row.storage_id in arguments.casts, arguments.has(row.last_forward_use_s)
         placed.append(
-            Placed(row, birth, max(death, birth), kept_for, taken, is_cached, is_argument, ends_in_cast)
+            Placed(
+                row,
+                birth,
+                max(death, birth),
+                kept_for,
+                taken,
+                is_cached,
+                is_argument,
+                ends_in_cast,
+                cached_until,
+            )
         )
     return placed
 
@@ -245,16 +267,25 @@ class Placement:
     """Storages of a step's pieces, and all of them that does not change with the size of its micro-batches.
 
     `freed`: numbers of those that recomputing their unit would free; `casts`: of weights that autocast has cast, that its
-    cache holds and that autograd keeps. Their sizes are those that they would have in this precision.
+    cache holds and that autograd keeps. Their sizes are those that they would have in this precision. `tells_caches`: as of
+    `place_storages`.
     """
 
-    def __init__(self, rank: RankRun, step: Step, pieces: Sequence[Stretch], precision: Precision) -> None:
+    def __init__(
+        self,
+        rank: RankRun,
+        step: Step,
+        pieces: Sequence[Stretch],
+        precision: Precision,
+        *,
+        tells_caches: bool = False,
+    ) -> None:
         self.rank = rank
         self.step = step
         self.pieces = pieces
         self.precision = precision
         self.passes = Passes(pieces, _left_alone(rank))
-        self._whole = place_storages(rank, step, pieces)
+        self._whole = place_storages(rank, step, pieces, tells_caches=tells_caches)
         for unit in self.passes.otherwise_asked(self._whole):
             self.passes.leave_out(unit)
         self._shares = narrow_shares(rank, pieces, precision)

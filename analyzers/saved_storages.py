@@ -110,4 +110,4 @@ def _held_until(item: Placed, until: Mapping[str, int], passes: Passes, *, is_ca
         return item.death
     last_use_s = item.needed_until_s
     used = item.birth if last_use_s is None else max(item.birth, passes.segment_at(last_use_s))
-    return max(used, passes.end_of_forward(item.birth)) if is_cast else used
+    return max(used, passes.end_of_cache(item)) if is_cast else used

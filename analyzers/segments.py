@@ -136,7 +136,9 @@ class RecordedStep:
             self._exposed_s = 0.0  # its backward waits for the same collectives under a plan
         else:
             self._exposed_s = _take_exposed_tail(rank, self._pieces, self._durations)
-        self._placement = Placement(rank, step, self._pieces, asked.precision)
+        self._placement = Placement(
+            rank, step, self._pieces, asked.precision, tells_caches=asked.autocast is not None
+        )
         self._units = planned_units(rank, planned_models(rank, num_ranks or rank.process.world_size))
         self._states = unit_states(rank, step, self._units)
         self._batch = _micro_batch_size(rank, step) if is_each_called_once(rank, step) else None

@@ -115,7 +115,7 @@ def _last_saved(placed: Sequence[Placed], passes: Passes) -> dict[int, float]:
 def _unsaved_death(item: Placed, passes: Passes, *, is_cast: bool) -> tuple[int, float]:
     """Where it would die had its forward kept nothing: at its last use; a cast weight with autocast's cache."""
     if is_cast:
-        return passes.end_of_forward(item.birth), math.inf
+        return passes.end_of_cache(item), math.inf
     end_s = item.needed_until_s
     return item.birth, math.inf if end_s is None else max(end_s, item.row.birth_s)
 

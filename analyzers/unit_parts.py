@@ -345,7 +345,7 @@ class _Pass:
         unsaved_s = end_s if each.item.needed_until_s is None else each.item.needed_until_s
         unsaved = self._position, max(unsaved_s, each.item.row.birth_s)
         if each.number in self._trace.casts:
-            unsaved = self._trace.passes.end_of_forward(self._position), math.inf
+            unsaved = self._trace.passes.end_of_cache(each.item), math.inf
         return PartStorage(
             number=each.number,
             category=each.item.row.category,

@@ -151,7 +151,7 @@ class Forwards:
             if cached in self._cached:
                 self._recasting.keep_too(self._cached[cached], saved)
                 return
-            end_s = max(end_s, around.end_s)  # its cache is emptied there
+            end_s = max(end_s, self._last_end_s(around))  # its cache is emptied behind that
         number = self._recasting.add(
             row,
             dtype,
@@ -160,16 +160,14 @@ class Forwards:
             death_s=end_s,
             saved=saved,
             held_s=None if cached is None else end_s,
-            shape=operand_shape(call, row, self._recasting.shapes_of(saved)),
+            shape=self._copied_shape(call, row, saved),
         )
         if cached is not None:
             self._cached[cached] = number
 
     def _give_back(self, outermost: ModuleCall, results: list[Storage]) -> None:
         """What the script gets of a model is float32: a copy of what was made, which goes once nobody asks for it."""
-        place = bisect_right(self._graph.calls, outermost.end_s, key=lambda call: call.row.start_s) - 1
-        last_s = min(outermost.end_s, self._graph.calls[place].row.end_s) if place >= 0 else outermost.start_s
-        cast_s = (last_s + outermost.end_s) / 2
+        cast_s = (self._last_end_s(outermost) + outermost.end_s) / 2
         for row in results:
             if row.storage_id not in self._given and self._casts.is_narrow(row, outermost.end_s):
                 self._given_s[row.storage_id] = cast_s
@@ -180,3 +178,14 @@ class Forwards:
                 self._recasting.deaths[row.storage_id] = self._recasting.kept_until(
                     row.storage_id, outermost.end_s
                 )
+
+    def _last_end_s(self, outermost: ModuleCall) -> float:
+        """When the last operator of a call was over. Then autocast ends, and what the call returns is cast."""
+        place = bisect_right(self._graph.calls, outermost.end_s, key=lambda call: call.row.start_s) - 1
+        return min(outermost.end_s, self._graph.calls[place].row.end_s) if place >= 0 else outermost.start_s
+
+    def _copied_shape(self, call: Call, row: Storage, saved: list[int]) -> str:
+        """Of a copy. A weight is copied before it is transposed, and it is that which autograd keeps."""
+        shape = operand_shape(call, row, self._recasting.shapes_of(saved))
+        is_whole = sorted(dimensions(shape)) == sorted(dimensions(row.shape))
+        return row.shape if is_whole and row.storage_id in self._weights else shape

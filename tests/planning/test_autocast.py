@@ -11,9 +11,15 @@ import torch.nn.functional as F
 from torch import nn
 
 import memadvisor
+from memadvisor.analyzers.segments import RecordedStep
+from memadvisor.asked import Asked
 from memadvisor.cli.main import main
+from memadvisor.cost.simulate import simulate
 from memadvisor.engines.apply import apply
+from memadvisor.plan import UnitPlan
 from memadvisor.plan_file import load_plan, save_plan
+from memadvisor.write_schedule import write_schedule
+from tests.engines.trainings import make_plan
 
 WORDS, WIDTH, LENGTH, BATCH = 300, 64, 48, 16
 
@@ -77,6 +83,23 @@ def test_the_peak_is_the_predicted_one(memory, num_micro_batches, tmp_path):
     after = recorded(tmp_path / "after", plan, num_micro_batches)
     measured = after.ranks[0].traced_step.peak_allocated_bytes
     assert plan.prediction.peak_bytes == pytest.approx(measured, rel=0.01)
+
+
+def test_copies_of_weights_that_parts_run_again_make_go_as_the_model_returns(tmp_path):
+    """Where the script computes its loss they are not there: autocast is on inside of the model's call alone. Nor do they
+    stay for being copied as they are, and then transposed."""
+    step = RecordedStep(recorded(tmp_path / "plain"), Asked(autocast="bf16")).captured()
+    names = [f"blocks.{number}" for number in range(4)]
+    units = tuple(
+        UnitPlan(name=name, zero_stage=0, recompute=False, parts=((f"{name}.norm", f"{name}.qkv"),))
+        for name in names
+    )
+    plan = make_plan(1, units=units, autocast="bf16")
+    predicted = simulate(step, write_schedule(plan, step.units), None).prediction()
+    after = recorded(tmp_path / "after", plan)
+
+    assert predicted.peak_position == "backward outside any unit"
+    assert predicted.peak_bytes == after.ranks[0].traced_step.peak_allocated_bytes
 
 
 def test_all_plans_have_it_and_say_so_and_what_is_asked_for_is_no_more_advised(tmp_path):
