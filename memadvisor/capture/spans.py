@@ -15,6 +15,7 @@ import torch
 from torch._C._autograd import _get_sequence_nr
 
 from memadvisor.capture.clock import HostClock
+from memadvisor.capture.closures import ClosurePasses
 from memadvisor.capture.listening import Listening
 from memadvisor.capture.module_info import ModuleInfo
 from memadvisor.capture.open_step import Given, Mark, OpenSpan, OpenStep
@@ -54,6 +55,7 @@ class SpanLog:
         self._backward: OpenSpan | None = None
         self._unit_backward: OpenSpan | None = None
         self._optimizer: OpenSpan | None = None
+        self._closure = ClosurePasses()
         self._num_calls = 0
         self._starts: dict[str, _BackwardStart] = {}
         self.has_unit_spans = True
@@ -191,6 +193,7 @@ class SpanLog:
         self._units.clear()
 
     def enter_backward(self, is_derivative: bool) -> None:
+        self._closure.before_backward(self.step)
         self.first_batch.see_backward()
         self._backward = self._open("backward", "")
         self._look_for_gradients(self._backward, None)
@@ -205,6 +208,7 @@ class SpanLog:
             self._backward = None
         if self._optimizer is not None:  # a closure has run the model; the update itself begins here
             self._optimizer[_START] = end
+            self._closure.after_backward(self.step)
 
     def reach_backward_of(self, unit: str) -> None:
         """The gradient of a unit's output is known: its backward begins, and the one before it ends."""
@@ -218,12 +222,14 @@ class SpanLog:
         if self.has_unit_spans:
             self.step.gradient_bytes = max(self.step.gradient_bytes, gradient_bytes_of(optimizer))
         self._optimizer = self._open("optimizer", "")
+        self._closure.enter(optimizer)
 
     def leave_optimizer(self) -> Mark:
         end = self.mark()
         if self._optimizer is not None:
             self._optimizer[_END] = end
             self._optimizer = None
+        self._closure.leave()
         return end
 
     def _open(self, kind: str, unit: str) -> OpenSpan:

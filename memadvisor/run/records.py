@@ -112,7 +112,7 @@ class Step:
     has one, and no step after it has `allocated_bytes`. Micro-batches are the calls of a model with gradients, or the
     backwards where these are fewer; of several models, or parts that the script calls itself, calls, samples and tokens
     are those of the one that has the most. A batch that a model is given again in the step counts once; in how many calls
-    of all models a batch came again after a backward (SAM's second pass, a closure of L-BFGS) is `num_repeated_batches`,
+    of all models a batch came again after a backward (SAM's second pass, a closure of L-BFGS, also one that makes its tensors anew) is `num_repeated_batches`,
     0 in older runs. `largest_input_elements`: elements of all tensors that the largest call of a model was given, where
     gradients were wanted; None in older runs. Where modules are not listened to, those of the first call in the step and
     after each backward. Where listening to the modules would cost too much, most steps go without: they have no spans but

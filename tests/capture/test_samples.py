@@ -411,3 +411,33 @@ def test_no_hook_comes_back_after_the_recorder_has_failed_in_a_backward(tmp_path
         loss.register_hook(lambda gradient: prof._recorder.fail(RuntimeError("planned")))
         loss.backward()
         assert not hooks
+
+
+@pytest.mark.parametrize("drops", ["before the forward", "behind it"])
+def test_a_batch_of_a_closure_counts_once_though_each_evaluation_makes_its_tensors_anew(tmp_path, drops):
+    """And what a closure accumulates in one evaluation counts as it does outside of closures."""
+
+    def run(name, model, optimizer, num_passes):
+        def closure():
+            if drops == "before the forward":
+                optimizer.zero_grad()
+            for number in range(num_passes):
+                loss = model(torch.randn(4, 16)).square().sum()
+                if drops == "behind it" and number == 0:
+                    optimizer.zero_grad()
+                loss.backward()
+            return loss
+
+        with memadvisor.profile(tmp_path / name) as prof:
+            for _ in range(4):
+                optimizer.step(closure)
+        step = prof.run.ranks[0].steps[1]
+        return step.num_samples, step.num_micro_batches, step.num_repeated_batches
+
+    model = torch.nn.Linear(16, 1)
+    searching = torch.optim.LBFGS(
+        model.parameters(), lr=1e-3, max_iter=3, tolerance_change=0, tolerance_grad=0
+    )
+    assert run("lbfgs", model, searching, 1) == (4, 3, 2)
+    assert run("lbfgs 2", model, searching, 2) == (8, 6, 4)
+    assert run("sgd 2", model, torch.optim.SGD(model.parameters(), lr=0.1), 2) == (8, 2, 0)
