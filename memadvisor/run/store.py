@@ -93,7 +93,8 @@ def write_manifest(directory: Path, manifest: Manifest) -> bool:
 
 
 def discard_empty_run(directory: Path) -> None:
-    """Remove a run directory that no rank has written a journal into; another's files are left alone."""
+    """Remove a run directory that no rank has written a journal into, and RUNS if that is empty then; another's files are
+    left alone."""
     try:
         if any(_JOURNAL.fullmatch(path.name) for path in directory.iterdir()):
             return
@@ -103,6 +104,8 @@ def discard_empty_run(directory: Path) -> None:
         (directory / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # something else is in it
         directory.rmdir()
+        if directory.parent.name == RUNS.name:
+            directory.parent.rmdir()
 
 
 def write_refusal(directory: Path, line: str) -> None:

@@ -22,6 +22,7 @@ from memadvisor.run.records import TABLES
 from memadvisor.run.run import Run
 from memadvisor.run.store import (
     create_run_directory,
+    discard_empty_run,
     join_run_directory,
     journal_path,
     load_run,
@@ -304,6 +305,22 @@ def test_only_one_of_two_that_found_a_directory_empty_begins_a_run_in_it(tmp_pat
     with pytest.raises(UsageError, match="Another run has begun"):
         start_manifest(tmp_path / "run", target, 1, "0.1.0", is_alone=True)
     start_manifest(tmp_path / "run", target, 1, "0.1.0", is_alone=False)  # another rank of the first
+
+
+def test_a_run_that_came_to_nothing_leaves_no_folder_of_runs(tmp_path):
+    """A script that never imported torch left an empty memadvisor-runs/ beside it."""
+    runs = tmp_path / "memadvisor-runs"
+    create_run_directory(runs / "first")
+    create_run_directory(runs / "second")
+
+    discard_empty_run(runs / "first")
+    assert [path.name for path in runs.iterdir()] == ["second"]
+    discard_empty_run(runs / "second")
+    assert not runs.exists()
+
+    create_run_directory(tmp_path / "of the user" / "run")
+    discard_empty_run(tmp_path / "of the user" / "run")
+    assert (tmp_path / "of the user").exists()
 
 
 def test_a_run_is_never_written_into_another(directory):
