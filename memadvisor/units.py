@@ -36,7 +36,8 @@ _RATE = re.compile(
 def parse_bytes(text: str) -> int:
     """Bytes meant by a size such as `24GiB`, `10 GB`, `512M` or `1000`.
 
-    A bare K, M, G or T is binary, as in GPU data sheets. Raises UsageError for anything else.
+    A bare K, M, G or T is binary, as in GPU data sheets. Raises UsageError for anything else, and for a number so small
+    that its unit was forgotten.
     """
     match = _SIZE.fullmatch(text)
     factor = _FACTORS.get(match.group(2).lower()) if match else None
@@ -48,6 +49,11 @@ def parse_bytes(text: str) -> int:
     if not 0.5 < size_bytes < 2**60:
         raise UsageError(
             f"{text!r} is not a usable size.", hint="it must be more than 0 and less than 1 EiB."
+        )
+    if not match.group(2) and size_bytes < 1000:
+        raise UsageError(
+            f"{text!r} has no unit, and would be bytes.",
+            hint=f"write {text.strip()}GiB, {text.strip()}GB or {text.strip()}MiB.",
         )
     return round(size_bytes)
 

@@ -52,6 +52,15 @@ def test_anything_else_is_a_usage_error_that_names_it(text):
     assert caught.value.hint
 
 
+@pytest.mark.parametrize("text", ["24", " 80", "999", "1.5"])
+def test_a_number_too_small_for_bytes_has_lost_its_unit(text):
+    """`--memory 24` was a budget of 24 bytes, which nothing fits."""
+    with pytest.raises(UsageError, match="has no unit") as caught:
+        parse_bytes(text)
+
+    assert f"{text.strip()}GiB" in caught.value.hint
+
+
 @given(st.text(max_size=12))
 def test_no_text_raises_anything_but_a_usage_error(text):
     try:
