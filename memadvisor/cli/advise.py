@@ -16,7 +16,7 @@ from memadvisor.autocast_workspaces import workspaces_for
 from memadvisor.cli.advise_by_rank import others_given
 from memadvisor.cli.advise_front import front_table, recomputed_text
 from memadvisor.cli.advise_json import advice_to_json
-from memadvisor.cli.apply_command import apply_command
+from memadvisor.cli.apply_command import NOT_WRITTEN, apply_command
 from memadvisor.cli.compression import add_compression_options, compression_of, local_sgd_of
 from memadvisor.cli.precision import (
     add_autocast,
@@ -299,6 +299,8 @@ def _print_ending(advice: Advice, run: Run, console: Console, output: str | None
         chosen = advice.best if advice.named is None else advice.named.plan
         num_ranks = chosen.num_ranks if chosen is not None else 1
         console.print(printable("  " + apply_command(run, output, num_ranks)), soft_wrap=True)
+    else:
+        console.print(NOT_WRITTEN)
 
 
 def _nothing_fits(advice: Advice) -> str:

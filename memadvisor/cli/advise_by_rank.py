@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from memadvisor.cli.apply_command import apply_command
+from memadvisor.cli.apply_command import NOT_WRITTEN, apply_command
 from memadvisor.cli.compression import FLAGS
 from memadvisor.cli.tables import printable
 from memadvisor.errors import UsageError
@@ -60,3 +60,5 @@ def print_ending(
     elif output is not None:
         console.print(printable(f"The plan is written to {output}; apply it with"))
         console.print(printable("  " + apply_command(run, output, len(advice.ranks))), soft_wrap=True)
+    else:
+        console.print(NOT_WRITTEN)

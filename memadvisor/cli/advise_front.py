@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from memadvisor.planning.advise import Advice
+from memadvisor.planning.ranked import FrontPoint
 from memadvisor.units import GIB, format_bytes, format_seconds
 
 
@@ -27,6 +28,7 @@ def front_table(advice: Advice, *, has_budget: bool = True) -> Table:
             "within the budget" if has_budget and point.peak_bytes <= advice.budget_bytes else "",
         )
         for point in advice.front
+        if not _is_measured(point, advice)
     ]
     measured = advice.measured_peak_bytes, advice.measured_step_time_s
     rows.append((*measured, "-", "-", _measured(advice)))
@@ -34,6 +36,16 @@ def front_table(advice: Advice, *, has_budget: bool = True) -> Table:
         away = [offloaded] if offloads else []
         table.add_row(format_bytes(size_bytes), format_seconds(seconds), recomputed, *away, mark)
     return table
+
+
+def _is_measured(point: FrontPoint, advice: Advice) -> bool:
+    """Whether it is the run as it was: that is shown as measured, once."""
+    if point.num_recomputed or point.num_parted or point.num_offloaded:
+        return False
+    return (format_bytes(point.peak_bytes), format_seconds(point.step_time_s)) == (
+        format_bytes(advice.measured_peak_bytes),
+        format_seconds(advice.measured_step_time_s),
+    )
 
 
 def _price(advice: Advice) -> str:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from memadvisor.cli.apply_command import apply_command
+from memadvisor.cli.apply_command import NOT_WRITTEN, apply_command
 from memadvisor.cli.estimate_view import layout_words
 from memadvisor.cli.layout_rows import layouts_table, some_of
 from memadvisor.cli.printing import stdout_console
@@ -87,7 +87,11 @@ def _print(advice: CapturedAdvice, run: Run, console: Console, output: str | Non
     )
     for note in advice.notes:
         console.print(printable(f"Note: {note}"), soft_wrap=True)
-    if output is not None and advice.plan is not None:
+    if advice.plan is None:
+        return
+    if output is None:
+        console.print(NOT_WRITTEN)
+    else:
         console.print(
             printable(f"The fastest layout without a pipeline is written to {output}; apply it with")
         )

@@ -6,6 +6,8 @@ import shlex
 
 from memadvisor.run.run import DEFAULT_TRACE_STEP, NOTEBOOK, PROMPT, UNKNOWN, Run
 
+NOT_WRITTEN = "No plan is written yet: with `-o plan.json` it is, and the command that applies it is shown."
+
 
 def apply_command(run: Run, plan: str, num_ranks: int, num_nodes: int | None = None) -> str:
     """`plan`: its file. `num_nodes`: those of the run where it is None; ranks of several are the launcher's to start."""

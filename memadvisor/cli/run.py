@@ -148,7 +148,10 @@ def _plan(arguments: argparse.Namespace) -> Plan:
             raise UsageError(f"--plan excludes {given[0]}.", hint="give a plan, or make one by hand.")
         return load_plan(arguments.plan)
     if not given:
-        raise UsageError("There is no plan to apply.", hint="give --plan FILE, or --zero and --policy.")
+        raise UsageError(
+            "There is no plan to apply.",
+            hint="give --plan FILE, or options of a plan, such as --zero 2 or --policy every-layer.",
+        )
     plan = Plan(
         num_ranks=arguments.nproc or arguments.ranks or rank_identity().world_size,
         zero_stage=_stage(arguments),

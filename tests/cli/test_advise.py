@@ -57,6 +57,27 @@ def test_without_a_budget_it_says_what_each_would_cost_and_how_a_plan_is_asked_f
     assert not output.exists()
 
 
+def test_a_plan_that_is_not_written_is_said_to_be_none_yet(run_path, tmp_path, capsys):
+    """Who looked at plans without -o was not told how to go on."""
+    assert main(["advise", run_path, "--memory", "3700000"]) == 0
+    assert "with `-o plan.json` it is" in capsys.readouterr().out
+
+    assert main(["advise", run_path, "--memory", "3700000", "-o", str(tmp_path / "plan.json")]) == 0
+    assert "No plan is written" not in capsys.readouterr().out
+
+
+def test_what_memory_buys_has_the_run_as_it_was_once(tmp_path, capsys):
+    """The plan that changes nothing stood below it, with the same peak and time."""
+    run = str(write_run(make_run(num_ranks=1), tmp_path / "run"))
+    assert main(["advise", run]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    columns = [[cell.strip() for cell in line.strip("│").split("│")] for line in rows]
+    measured = next(row for row in columns if row[3] == "measured, no plan")
+
+    assert len(columns) > 1
+    assert [row for row in columns if row[:2] == measured[:2]] == [measured]
+
+
 def test_without_a_budget_and_a_traced_step_it_says_how_one_is_traced(tmp_path, capsys):
     assert main(["advise", str(write_run(make_run(traced_step=None), tmp_path / "untraced"))]) == 2
     assert "Hint: `memadvisor profile --trace-step 2` traces one." in capsys.readouterr().err
