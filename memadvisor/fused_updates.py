@@ -21,5 +21,5 @@ def fused_updates_text() -> str:
     """What of a training is not the same, in words."""
     return (
         f"{', '.join(FUSED_OPTIMIZERS[:-1])} and {FUSED_OPTIMIZERS[-1]} of torch update in one kernel (fused=True), whose "
-        "formula is the same, and rounded otherwise in between. Losses may differ in their last digits."
+        "formula is the same, but not its intermediate roundings. Losses may differ in their last digits."
     )

@@ -160,9 +160,10 @@ class Plan:
     `activation_tier` and `activation_units` are of a plan made by hand: which units keep nothing on the device, by name
     or shell pattern; all blocks where there is none. `activation_bits` and `compressed_units` likewise: which units'
     activations are rounded.
-    `fused_updates`: torch's own optimizers that have a fused update run it (fused_updates.py). Rounded otherwise.
-    `chunked_loss`: the layer before the loss, and the loss, are done for some rows at a time (chunked_loss.py). Rounded
-    otherwise. None: they are as they are.
+    `fused_updates`: torch's own optimizers that have a fused update run it (fused_updates.py). Not bit
+    for bit the same.
+    `chunked_loss`: the layer before the loss, and the loss, are done for some rows at a time (chunked_loss.py). Not bit
+    for bit the same. None: they are as they are.
     `autocast`: "bf16", where forwards run under torch.autocast to bfloat16 (autocast.py). Lossy. None: as the script has it.
     `models`: of a script with several models, those that the plan is about, in the order in which the script first calls
     them with gradients: `units` are of these, and all others are left alone. Empty: the script has one model.

@@ -59,7 +59,7 @@ def attention_scores(facts: Facts) -> ScriptChange | None:
         '`attn_implementation="sdpa"`.',
         peak_saved_bytes=saved_bytes,
         peak_is_rough=True,
-        effect="rounded otherwise",
+        effect="not bit for bit the same",
     )
 
 

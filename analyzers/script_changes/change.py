@@ -32,7 +32,7 @@ class ScriptChange:
     `peak_saved_bytes`: how much lower the traced step's peak gets; 0 where another moment is as high. `peak_is_rough`: what
     else the change moves is not known. `step_saved_s`: how
     much shorter the median step gets, at most so much where `is_at_most`. None: not predicted. `effect`: how results
-    change ("rounded otherwise"); "" where they do not.
+    change ("not bit for bit the same"); "" where they do not.
     """
 
     kind: str

@@ -25,7 +25,7 @@ def chunked_loss(facts: Facts) -> ScriptChange | None:
         "of it and its gradient.",
         change=f"{_PLAN if _may_be_planned(facts) else 'From'}{_CALL} That layer's product is done once more.",
         peak_saved_bytes=saved_bytes,
-        effect="rounded otherwise",
+        effect="not bit for bit the same",
     )
 
 

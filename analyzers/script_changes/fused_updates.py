@@ -45,7 +45,7 @@ def fused_updates(facts: Facts) -> ScriptChange | None:
         peak_saved_bytes=max(0, saved_bytes),
         step_saved_s=optimizer_s,
         is_at_most=True,
-        effect="rounded otherwise",
+        effect="not bit for bit the same",
     )
 
 

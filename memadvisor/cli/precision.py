@@ -45,7 +45,7 @@ def add_fused_updates(parser: argparse.ArgumentParser) -> None:
         "--fused-updates",
         action="store_true",
         default=None,
-        help="torch's Adam, AdamW and SGD update in one kernel, without temporaries (rounded otherwise)",
+        help="torch's Adam, AdamW and SGD update in one kernel, without temporaries (results not bit for bit the same)",
     )
 
 
@@ -69,7 +69,7 @@ def add_chunked_loss(parser: argparse.ArgumentParser) -> None:
         "--chunked-loss",
         type=_chunked_loss,
         metavar="auto|ROWS",
-        help="the product before the loss, and the loss, are done for so many rows (tokens) at a time (rounded otherwise)",
+        help="the product before the loss, and the loss, are done for so many rows (tokens) at a time (results not bit for bit the same)",
     )
 
 

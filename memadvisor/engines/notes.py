@@ -40,9 +40,9 @@ def warnings_of(plan: Plan) -> Iterator[str]:
     if plan.delayed_update:
         yield f"This plan is lossy: {DELAY_LOSS_TEXT}"
     if plan.fused_updates:
-        yield f"This plan rounds otherwise: {fused_updates_text()}"
+        yield f"Results of this plan are not bit for bit the same: {fused_updates_text()}"
     if plan.chunked_loss is not None:
-        yield f"This plan rounds otherwise: {chunked_loss_text()}"
+        yield f"Results of this plan are not bit for bit the same: {chunked_loss_text()}"
     if plan.rounded_to:
         yield f"This plan is lossy: {rounding_text(plan.rounded_to)}"
 

@@ -168,7 +168,7 @@ def chunk_notes(chunked: ChunkedLoss | None, again_s: float) -> Iterator[str]:
     """Of plans with a loss in chunks. again_s: what the layer's product takes once more."""
     if chunked is None:
         return
-    yield f"Every plan rounds otherwise: {chunked_loss_text()}"
+    yield f"Results of every plan are not bit for bit the same: {chunked_loss_text()}"
     yield (
         f"The output of {chunked.layer!r} is made {chunked.rows} rows at a time, and once more in the backward, which takes "
         f"{format_seconds(again_s)} of a step, as recorded for all rows at once. Its weights must be there until the loss: their "
@@ -178,7 +178,7 @@ def chunk_notes(chunked: ChunkedLoss | None, again_s: float) -> Iterator[str]:
 
 def fused_notes(plain: CapturedStep, is_timed: bool) -> Iterator[str]:
     """Of plans with fused updates. is_timed: whether this machine's rate of them was measured."""
-    yield f"Every plan rounds otherwise: {fused_updates_text()}"
+    yield f"Results of every plan are not bit for bit the same: {fused_updates_text()}"
     updates_s = sum(s.duration_s for s in plain.segments if s.phase == "optimizer")
     yield (
         f"A whole update is taken for {format_seconds(updates_s)}: as recorded, or as its bytes take at the measured rate of a "

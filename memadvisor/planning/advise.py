@@ -103,7 +103,7 @@ def advise(
 
     `num_ranks` defaults to the run's. All plans have the `precision`, the `compression`, `local_sgd` and the
     `optimizer_bits` and `autocast`, which are never chosen: they are lossy. So have they `fused_updates` and
-    `chunked_loss`, which round otherwise.
+    `chunked_loss`, whose results are not bit for bit the same.
     `policy`: one whose plan is shown beside them (planning/named.py). `learn_from`: runs of plans whose measured times correct those predicted (learn.py).
     `near_ranks`: how many ranks that follow each other are of one node, and may share second copies
     (second_copies.py). `micro_batch`: samples of each, in place of the recorded ones (micro_batches.py). `workspaces_of`: of products under autocast on the run's device. Raises

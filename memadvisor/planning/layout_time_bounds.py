@@ -32,7 +32,7 @@ _Seconds = TypeVar("_Seconds", float, Floats)
 LOOPED = ("gpipe", "1f1b", "interleaved", "breadth-first")
 # Of these, those whose backwards begin when all microbatches are through.
 _ALL_FORWARDS_FIRST = ("gpipe", "breadth-first")
-# Sums of the same parts in another order are rounded otherwise, and long steps are played in part (pipelines/repeating.py):
+# Sums of the same parts in another order differ by rounding, and long steps are played in part (pipelines/repeating.py):
 # what is equal may come out as more.
 _ROUNDED = 1 - 1e-9
 

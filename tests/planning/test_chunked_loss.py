@@ -155,7 +155,7 @@ def test_a_plan_file_keeps_it_and_options_say_it(tmp_path, capsys):
     assert main(["advise", str(plain.path), "--memory", "1GiB", "--chunked-loss", str(ROWS), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["plans"][0]["chunked_loss"] == {"layer": "head", "rows": ROWS}
-    assert any("rounds otherwise" in note for note in found["notes"])
+    assert any("not bit for bit the same" in note for note in found["notes"])
     assert main(["advise", str(plain.path), "--memory", "1GiB", "--chunked-loss", "auto"]) == 2
     assert "give fewer rows" in capsys.readouterr().err
 

@@ -14,7 +14,7 @@ CHANGE = ScriptChange(
     peak_saved_bytes=3 * 2**20,
     step_saved_s=0.002,
     is_at_most=True,
-    effect="rounded otherwise",
+    effect="not bit for bit the same",
 )
 
 
@@ -30,7 +30,7 @@ def test_a_change_has_its_savings_and_its_words_as_text():
     assert (
         "<b>peak -3.00 MiB, step at most -2.00 ms</b>: At the peak, variables hold &lt;b&gt;float32" in text
     )
-    assert "<code>del</code> the names. Results: rounded otherwise." in text
+    assert "<code>del</code> the names. Results: not bit for bit the same." in text
 
 
 def test_where_nothing_is_found_it_says_what_was_looked_for():
