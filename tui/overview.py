@@ -126,7 +126,7 @@ def _first(view: View) -> list[Text]:
     changes = view.analysis.first_changes(view.result)
     if not changes:
         return []
-    title = paragraph(("What saves most", "bold"), ("  predicted, of each by itself", "dim"))
+    title = paragraph(("What saves most", "bold"), ("  predicted, each by itself", "dim"))
     return [
         title,
         *(paragraph((each.saved_in_words, "bold #2ec4a6"), f": {each.in_words}") for each in changes),
@@ -140,7 +140,7 @@ def _script(view: View) -> list[Text]:
     if not changes:
         return []
     rows = [
-        paragraph(("Change in the script", "bold"), ("  in full; predicted, of each by itself", "dim")),
+        paragraph(("Change in the script", "bold"), ("  in full; predicted, each by itself", "dim")),
     ]
     for change in changes:
         saved = change.saved_in_words

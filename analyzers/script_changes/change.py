@@ -22,7 +22,7 @@ from memadvisor.units import format_bytes, format_seconds
 WORTH_OF_PEAK = 0.02
 WORTH_OF_STEP = 0.02
 
-LESS_PRECISION = "of less precision"  # the effect of what gives up digits, and not their order alone
+LESS_PRECISION = "less precise"  # the effect of what gives up digits, and not their order alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

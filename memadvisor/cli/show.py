@@ -155,7 +155,7 @@ def _short_changes(analysis: Analysis) -> Iterator[Labelled]:
     """The first few, of the rank whose peak is shown; after a plan the comparison stands in their place."""
     changes = analysis.first_changes(analysis.largest_rank)[:_NUM_CHANGES]
     if changes:
-        yield _labelled("change", "what saves most, predicted, of each by itself:")
+        yield _labelled("change", "what saves most, predicted, each by itself:")
     for change in changes:
         yield _labelled("", (change.saved_in_words, "bold"), f": {change.in_words}")
 

@@ -14,7 +14,7 @@ from memadvisor.tui.text import paragraph
 
 def script_changes(changes: Sequence[ScriptChange]) -> RenderableType:
     """What was seen, what to write, and what that alone is predicted to save; the most telling first."""
-    title = heading("Change in the script", "predicted, of each by itself; what was seen is measured")
+    title = heading("Change in the script", "predicted, each by itself; what was seen is measured")
     return Group(title, *(_change(change) for change in changes))
 
 

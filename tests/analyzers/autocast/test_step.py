@@ -271,7 +271,7 @@ def test_the_change_is_named_with_what_it_saves(tmp_path):
     change = next(each for each in changes_of(plain, plain.ranks[0]) if each.kind == "autocast")
     was, became = (run.ranks[0].traced_step.peak_allocated_bytes for run in (plain, by_hand))
     assert change.peak_saved_bytes == pytest.approx(was - became, rel=0.05)
-    assert "--autocast bf16" in change.change and change.effect == "of less precision"
+    assert "--autocast bf16" in change.change and change.effect == "less precise"
     assert not any(each.kind == "autocast" for each in changes_of(by_hand, by_hand.ranks[0]))
 
 
