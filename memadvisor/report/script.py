@@ -1,4 +1,4 @@
-"""The page's own JavaScript: draws the figures, follows light and dark, shows one rank at a time."""
+"""The page's own JavaScript: unpacks Plotly, draws the figures, follows light and dark, shows one rank at a time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ function draw(div) {
   div.dataset.drawn = "yes";
 }
 
+let isUnpacked = false;
+
 function drawVisible() {
+  if (!isUnpacked) return;
   for (const div of document.querySelectorAll(".plot"))
     if (div.offsetParent !== null) draw(div);
 }
@@ -61,13 +64,21 @@ function showRank(rank) {
   drawVisible();
 }
 
+async function unpack() {
+  const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), c => c.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const script = document.createElement("script");
+  script.textContent = await new Response(stream).text();
+  document.head.append(script);
+  isUnpacked = true;
+}
+
 const chooser = document.getElementById("rank");
 if (chooser) {
   chooser.addEventListener("change", () => showRank(chooser.value));
   showRank(chooser.value);
-} else {
-  drawVisible();
 }
+unpack().then(drawVisible, () => { document.getElementById("undrawn").hidden = false; });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawVisible);
 addEventListener("beforeprint", () => { document.documentElement.dataset.paper = "yes"; drawVisible(); });
 addEventListener("afterprint", () => { delete document.documentElement.dataset.paper; drawVisible(); });

@@ -117,6 +117,18 @@ def test_parts_of_a_row_stand_on_one_line_on_a_narrow_page(browse):
     assert "<title>lines 1<" in dom
 
 
+@pytest.mark.parametrize("is_old", [True, False])
+def test_a_browser_that_cannot_unpack_the_figures_says_so(browse, is_old):
+    html = render(analyze(make_run(num_ranks=1)))
+    html = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", html)
+    old = "<script>delete window.DecompressionStream</script>" if is_old else ""
+
+    dom, _ = browse(html.replace("<body>", f"<body>{old}"))
+
+    assert bool(_drawn(dom)[0]) is not is_old
+    assert ('id="undrawn">' in dom) is is_old
+
+
 def test_the_policy_stops_a_foreign_script(browse):
     html = render(analyze(make_run(num_blocks=1)))
     foreign = "<script>document.title = 'broken'</script></body>"
