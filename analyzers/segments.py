@@ -128,14 +128,7 @@ class RecordedStep:
             )
         self.chunks_again_s = _run_chunks_again(chunked, self._pieces, self._durations)
         self._step_time_s += self.chunks_again_s
-        if self._groups:
-            self._exposed_s = take_collectives(
-                rank, step, self._pieces, self._durations, observed_collectives(run)
-            )
-        elif self._is_apart and not rank.pipeline_stages:
-            self._exposed_s = 0.0  # its backward waits for the same collectives under a plan
-        else:
-            self._exposed_s = _take_exposed_tail(rank, self._pieces, self._durations)
+        self._exposed_s = self._take_exposed(run)
         self._placement = Placement(
             rank, step, self._pieces, asked.precision, tells_caches=asked.autocast is not None
         )
@@ -156,6 +149,15 @@ class RecordedStep:
         self._constant_bytes = constant_states(rank, step, self._states)
         self._synced = _synced(rank, self._pieces)
         self._rounding_cost, self._second_run_cost = rounding_cost(rank), second_run_cost(rank)
+
+    def _take_exposed(self, run: Run) -> float:
+        """Take out of the durations what compute waited for collectives: how much that is."""
+        if self._groups:
+            observed = observed_collectives(run)
+            return take_collectives(self._rank, self._step, self._pieces, self._durations, observed)
+        if self._is_apart and not self._rank.pipeline_stages:
+            return 0.0  # its backward waits for the same collectives under a plan
+        return _take_exposed_tail(self._rank, self._pieces, self._durations)
 
     def slow_convolutions(self, micro_batch_divisor: int | Fraction) -> set[str]:
         """Modules whose times are not those of fewer samples: see `slow_convolutions.py`."""

@@ -168,17 +168,9 @@ class LabelMode(OwnMode):
             self.is_full, self.is_active = True, False
         if not self.is_active:
             return func(*args, **kwargs)
-        kind = kinds.get(id(func))
+        kind = kinds.get(id(func)) or self._learnt(func)
         if kind is None:
-            # Without a schema it runs operators where no mode sees them.
-            if not isinstance(func, OpOverload):
-                self._log.uncounted.add(str(func))
-                return func(*args, **kwargs)
-            try:
-                kind = learn(func)
-            except Exception as error:
-                self._fail(error)
-                return func(*args, **kwargs)
+            return func(*args, **kwargs)
         if types and has_wrapper(types):
             return NotImplemented
         out: Any = _NOT_YET
@@ -230,6 +222,18 @@ class LabelMode(OwnMode):
             if out is _NOT_YET:
                 return func(*args, **kwargs)
         return out
+
+    def _learnt(self, func: Any) -> OperatorKind | None:
+        """The kind of an operator that is met for the first time; None where it cannot be told."""
+        # Without a schema it runs operators where no mode sees them.
+        if not isinstance(func, OpOverload):
+            self._log.uncounted.add(str(func))
+            return None
+        try:
+            return learn(func)
+        except Exception as error:
+            self._fail(error)
+            return None
 
     def _fail(self, error: BaseException) -> None:
         self.is_active = False
