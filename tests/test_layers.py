@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[1]
 DATA = (
     "memadvisor.units",
     "memadvisor.unit_ranges",
+    "memadvisor.category_words",
     "memadvisor.errors",
     "memadvisor.executors",
     "memadvisor.loose",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from memadvisor.autocast import AUTOCAST_DTYPES
+from memadvisor.category_words import category_plural
 from memadvisor.compression import compression_text
 from memadvisor.local_sgd import local_sgd_text
 from memadvisor.plan import Plan, Prediction, UnitPlan
@@ -18,23 +19,36 @@ def explain(
     plan: Plan, prediction: Prediction, following: tuple[Plan, Prediction] | None, budget_bytes: int
 ) -> str:
     """What the plan does, where its peak is and what fills it, and how the next plan compares."""
-    sentences = [_deed(plan, prediction), _limit(prediction, budget_bytes)]
+    sentences = [*_sharding(plan), _deed(plan, prediction), _limit(prediction, budget_bytes)]
     if following is not None:
         sentences.append(_comparison(prediction, *following))
     return " ".join(sentences)
 
 
+def _sharding(plan: Plan) -> Iterator[str]:
+    """What several ranks share, and what of their messages compute hides."""
+    if plan.num_ranks == 1:
+        return
+    sharding = f"ZeRO {stages_text(plan)}" if plan.zero_stage else "no sharding"
+    if plan.executor == "fsdp2":
+        sharding = f"the script's own FSDP2, as {sharding},"
+    yield (
+        f"{sharding[0].upper()}{sharding[1:]} on {plan.num_ranks} ranks{_groups(plan)}{_second_copies(plan)}{precision_text(plan.precision)}"
+        f"{compression_text(plan.compression)}{local_sgd_text(plan.local_sgd)}."
+    )
+    if deeds := _transfers(plan):
+        yield _sentence(deeds)
+
+
+def _sentence(deeds: Sequence[str]) -> str:
+    """Of what the plan does: `Gathers 1 unit ahead, recomputes nothing and updates in fused kernels.`"""
+    text = " and ".join(filter(None, (", ".join(deeds[:-1]), deeds[-1])))
+    return f"{text[0].upper()}{text[1:]}."
+
+
 def _deed(plan: Plan, prediction: Prediction) -> str:
     num_recomputed = len(plan.recomputed_units)
     parts = []
-    if plan.num_ranks > 1:
-        sharding = f"ZeRO {stages_text(plan)}" if plan.zero_stage else "no sharding"
-        if plan.executor == "fsdp2":
-            sharding = f"the script's own FSDP2, as {sharding},"
-        parts.append(
-            f"{sharding} on {plan.num_ranks} ranks{_groups(plan)}{_second_copies(plan)}{precision_text(plan.precision)}"
-            f"{compression_text(plan.compression)}{local_sgd_text(plan.local_sgd)}{_transfers(plan)}"
-        )
     with_parts = len(plan.parted_units)
     parts.append(
         f"recomputes {num_recomputed} unit{'s' * (num_recomputed != 1)} of {len(plan.units)}"
@@ -76,8 +90,7 @@ def _deed(plan: Plan, prediction: Prediction) -> str:
             f"keeps what {len(away)} unit{'s' * (len(away) != 1)} save{'s' * (len(away) == 1)} for the backward on the "
             f"{' and the '.join(sorted({unit.activation_tier for unit in away}))} meanwhile ({_waiting(prediction)})"
         )
-    text = " and ".join(parts)
-    return f"{text[0].upper()}{text[1:]}."
+    return _sentence(parts)
 
 
 def _waiting(prediction: Prediction) -> str:
@@ -106,19 +119,19 @@ def _groups(plan: Plan) -> str:
     return f" in groups of {plan.group_ranks}" if is_hybrid else ""
 
 
-def _transfers(plan: Plan) -> str:
+def _transfers(plan: Plan) -> list[str]:
     words = []
     if plan.gather_depth and any(unit.zero_stage == 3 for unit in plan.units):
         words.append(f"gathers {plan.gather_depth} unit{'s' * (plan.gather_depth > 1)} ahead")
     if plan.overlap and any(unit.zero_stage >= 2 for unit in plan.units):
-        words.append(f"reductions {behind_text(plan)}")
+        words.append(f"reduces gradients {behind_text(plan)}")
     if plan.overlap and any(unit.zero_stage in (1, 2) for unit in plan.units):
-        words.append("updated parameters gathered under the next forward")
+        words.append("gathers updated parameters under the next forward")
     if plan.update_in_backward:
         words.append(
-            "units updated in the backward, since the recorded step left gradients alone until its update"
+            "updates units in the backward, since the recorded step left gradients alone until its update"
         )
-    return f" with {' and '.join(words)}" if words else ""
+    return words
 
 
 def _limit(prediction: Prediction, budget_bytes: int) -> str:
@@ -134,7 +147,7 @@ def _limit(prediction: Prediction, budget_bytes: int) -> str:
         room = f"for which {format_bytes(prediction.reserved_bytes)} are reserved, {room}"
     return (
         f"Its peak of {format_bytes(prediction.peak_bytes)} is in the {prediction.peak_position}, "
-        f"{room}; {category.replace('_', ' ')} is {share} of it."
+        f"{room}; {share} of it is {category_plural(category)}."
     )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from memadvisor.analyzers.fragmentation import Fragmentation, Measured, SegmentUse
+from memadvisor.category_words import category_name
 from memadvisor.report.blocks import INNER, MEASURED, PREDICTED, Block, table
 from memadvisor.report.view import RankView
-from memadvisor.report.words import category_name
 from memadvisor.units import format_bytes, format_fraction
 
 MAX_SEGMENTS = 20

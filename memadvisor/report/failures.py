@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from memadvisor.analyzers.analysis import Analysis
 from memadvisor.analyzers.out_of_memory import OutOfMemoryEvent, way_on
+from memadvisor.category_words import category_name
 from memadvisor.report.blocks import MEASURED, split_bar, table
 from memadvisor.report.escape import html_text, html_with_code, shortened
-from memadvisor.report.words import category_name, unit_name
+from memadvisor.report.words import unit_name
 from memadvisor.units import format_bytes
 
 MAX_RANKS, MAX_ROWS = 4, 8

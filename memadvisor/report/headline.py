@@ -8,12 +8,13 @@ from memadvisor.analyzers.analysis import Analysis
 from memadvisor.analyzers.comparison import Compared
 from memadvisor.analyzers.model_states import expected_text
 from memadvisor.analyzers.out_of_memory import way_on
+from memadvisor.category_words import category_name, category_plural
 from memadvisor.report.blocks import MEASURED, PREDICTED, Html, kinds_html, split_bar
 from memadvisor.report.data_waits import WORTH_CLOSING, wait_in_words
 from memadvisor.report.escape import html_text, html_with_code
 from memadvisor.report.next_steps import NextStep, next_steps
 from memadvisor.report.view import RankView
-from memadvisor.report.words import PHASE_NAMES, STACK, category_name, category_plural
+from memadvisor.report.words import PHASE_NAMES, STACK
 from memadvisor.run.records import UNEXPLAINED
 from memadvisor.units import format_bytes, format_change, format_count, format_fraction, format_seconds
 

@@ -10,17 +10,12 @@ import numpy as np
 from memadvisor.analyzers.comparison import Comparison
 from memadvisor.analyzers.peak import PeakBreakdown
 from memadvisor.analyzers.timeline import MemoryTimeline
+from memadvisor.category_words import category_name
 from memadvisor.report.blocks import MEASURED, PREDICTED, Block, Figure, Missing
 from memadvisor.report.downsample import kept_indices, packed, packed_places
 from memadvisor.report.lanes import lane_axis, phase_bands, step_lanes, time_axis
 from memadvisor.report.view import RankView
-from memadvisor.report.words import (
-    STACK,
-    bytes_scale,
-    category_name,
-    color_of,
-    seconds_scale,
-)
+from memadvisor.report.words import STACK, bytes_scale, color_of, seconds_scale
 from memadvisor.run.records import UNEXPLAINED
 from memadvisor.units import format_bytes
 

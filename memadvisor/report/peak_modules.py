@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from memadvisor.analyzers.peak import PeakBreakdown
+from memadvisor.category_words import category_name
 from memadvisor.report.blocks import MEASURED, Block, Figure, Missing, table
 from memadvisor.report.escape import plotly_text, shortened
 from memadvisor.report.view import RankView
-from memadvisor.report.words import STACK, category_name, color_of, unit_name
+from memadvisor.report.words import STACK, color_of, unit_name
 from memadvisor.run.records import UNEXPLAINED, Storage
 from memadvisor.units import format_bytes, format_seconds
 

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 from memadvisor.analyzers.analysis import Analysis
 from memadvisor.analyzers.comparison import Compared, Comparison
+from memadvisor.category_words import category_name
 from memadvisor.plan import Plan
 from memadvisor.plan_words import options_text
 from memadvisor.policies import resolve_units
 from memadvisor.report.blocks import INNER, MEASURED, PREDICTED, Block, Figure, Missing, paragraph, table
-from memadvisor.report.words import STACK, bytes_scale, category_name, color_of, unit_name
+from memadvisor.report.words import STACK, bytes_scale, color_of, unit_name
 from memadvisor.unit_ranges import unit_ranges
 from memadvisor.units import counted, format_bytes, format_change, format_seconds
 

@@ -61,22 +61,6 @@ def steps_in_words(run: Run) -> str:
     return f"{'' if fewest == most else f'{fewest} to '}{most} step{'' if most == 1 else 's'}"
 
 
-def category_name(category: str) -> str:
-    return category.replace("_", " ")
-
-
-def category_plural(category: str) -> str:
-    """For sentences: `activations`, `optimizer state`."""
-    plurals = {
-        "temporary": "temporaries",
-        "communication": "communication buffers",
-        "weight_copy": "weight copies",
-    }
-    if category in ("parameter", "gradient", "activation", "input"):
-        return f"{category}s"
-    return plurals.get(category, category_name(category))
-
-
 def color_of(category_or_phase: str) -> str:
     """The style's name for a color; categories and phases have one each."""
     return f"var(--{category_or_phase.replace('_', '-')})"

@@ -203,6 +203,9 @@ def test_every_plan_says_where_its_peak_is_and_how_the_next_compares():
     plans = advise(RUN, memory_bytes=4 * 10**6).plans
     for ranked in plans:
         assert f"in the {ranked.prediction.peak_position}" in ranked.plan.why
+    # One sentence went from sharding to recomputation: "ZeRO 2 on 2 ranks with reductions ... and recomputes nothing".
+    assert all("recomputes" not in ranked.plan.why.split(". ", 1)[0] for ranked in plans)
+    assert all("% of it is " in ranked.plan.why for ranked in plans)
     assert all("The next plan" in ranked.plan.why for ranked in plans[:-1])
     assert "The next plan" not in plans[-1].plan.why
 
@@ -245,7 +248,7 @@ def test_more_reductions_are_under_way_where_that_is_clearly_faster():
 
     assert (deep.plan.reduce_depth, quick.plan.reduce_depth) == (2, 1)
     assert deep.prediction.step_time_s < 0.99 * one.step_time_s
-    assert "reductions up to 2 units behind" in explain(deep.plan, deep.prediction, None, 2**40)
+    assert "educes gradients up to 2 units behind" in explain(deep.plan, deep.prediction, None, 2**40)
 
 
 def test_units_are_updated_one_after_another_where_a_forward_waits_for_what_was_updated():
@@ -397,7 +400,7 @@ def test_updates_in_the_backward_are_offered_where_they_are_needed_and_the_scrip
     any_order = Plays(dataclasses.replace(run, ranks=ranks), times, 2, needs[True][1])
     assert not any(ranked.plan.update_in_backward for ranked in Search(any_order).plans(alone))
     plan, prediction = fitting[0].plan, fitting[0].prediction
-    assert "units updated in the backward, since" in explain(plan, prediction, None, needs[True][1])
+    assert "updates units in the backward, since" in explain(plan, prediction, None, needs[True][1])
     # With ample memory a plan without them is not given up for less than a hundredth of its time.
     late = {p.plan.zero_stage: p for p in Search(Plays(run, times, 2, 2**40)).plans(captured_step(run))}
     for ranked in Search(Plays(run, times, 2, 2**40)).plans(alone):
