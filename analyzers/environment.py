@@ -28,6 +28,12 @@ class Setting:
     after: Value
     changes_kind: bool
 
+    @property
+    def label(self) -> str:
+        """`number of parameters`, `micro-batches per step`."""
+        words = self.name.removeprefix("num_").replace("micro_batch", "micro-batch").replace("_", " ")
+        return f"number of {words}" if self.name.startswith("num_") else words
+
 
 # Of other scripts, models, batches, devices and numbers of ranks memory and time are not of the same work.
 _KIND = (

@@ -229,8 +229,12 @@ def _traced_ranks(run: Run, of_rank: int | None) -> tuple[list[RankRun], RankRun
         way = way_on(run)
         if way is not None:
             raise UsageError("This run ran out of memory before a step of it was traced.", hint=way)
-        option = next((option for rank in named if (option := rank.trace_option)), None)
-        other = f"; or with {option}" if option else ""
+        if not any(rank.steps for rank in named):
+            raise UsageError(
+                "No training step was seen in this run, so nothing is known of its memory.",
+                hint="`memadvisor show` says what was seen of it.",
+            )
+        other = next((f"; or with {rank.trace_option}" for rank in named if rank.trace_option), "")
         raise UsageError(
             "No step of this run was traced, so nothing is known of its memory.",
             hint=f"profile it for more steps: the traced one comes after the warm-up{other}.",

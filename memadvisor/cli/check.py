@@ -159,7 +159,7 @@ def _baseline(baseline: Analysis, analysis: Analysis) -> Iterator[Text]:
     for reason in missing_from(baseline):
         yield paragraph(("warning ", "bold yellow"), f"the baseline's record is not whole: {reason}")
     settings = differing_settings(baseline.run, analysis.run)
-    kinds = ", ".join(setting.name.replace("_", " ") for setting in settings if setting.changes_kind)
+    kinds = ", ".join(setting.label for setting in settings if setting.changes_kind)
     if kinds:
         yield paragraph(
             ("warning ", "bold yellow"), f"the baseline is of another kind: it differs in {kinds}"

@@ -76,12 +76,10 @@ def _lone_ranks(ranks: tuple[int, ...], side: str, other: Analysis) -> Iterator[
 
 def _kinds(found: RunDifference) -> Iterator[RenderableType]:
     if not found.are_of_one_kind:
-        names = ", ".join(
-            setting.name.replace("_", " ") for setting in found.settings if setting.changes_kind
-        )
+        names = ", ".join(setting.label for setting in found.settings if setting.changes_kind)
         yield paragraph(
-            ("different kinds ", "bold yellow"),
-            f"the runs differ in {names}: what follows compares different work",
+            ("different work ", "bold yellow"),
+            f"the runs differ in {names}, so that what follows compares different work",
         )
 
 
@@ -92,7 +90,7 @@ def _settings(settings: Sequence[Setting]) -> RenderableType:
     lines.add_column(no_wrap=True)
     lines.add_column(overflow="fold", ratio=1)
     for setting in settings:
-        label = words(setting.name.replace("_", " "), "bold yellow" if setting.changes_kind else "")
+        label = words(setting.label, "bold yellow" if setting.changes_kind else "")
         before, after = _value(setting.name, setting.before), _value(setting.name, setting.after)
         lines.add_row(label, paragraph(before, (" -> ", "bold"), after))
     return Group(heading("What differs", "between the two runs"), lines)

@@ -93,6 +93,11 @@ def layout_words(layout: Layout) -> str:
 # Above the one the likelier end is that memory runs out; above the other nearly all such layouts do (docs/accuracy.md).
 _EVEN_P_OOM, _SURE_P_OOM = 0.5, 0.9
 
+_NEXT = (
+    "next       with --batch N in place of a layout all layouts are searched for the fastest that fits; "
+    "--largest names the largest that fits",
+)
+
 
 def _verdict(estimate: StepEstimate) -> str:
     if estimate.fits:
@@ -115,6 +120,7 @@ def _answer(case: LayoutCase, step: TrainingStep, estimate: StepEstimate) -> lis
         f" of {format_count(peak, 'FLOP/s')} each",
         f"predicted  {_verdict(estimate)}: {worst} of {format_bytes(estimate.memory_bytes)} on the fullest rank, "
         f"{format_fraction(estimate.p_oom)} chance of running out",
+        *(_NEXT if estimate.p_oom >= _EVEN_P_OOM else ()),
     ]
 
 

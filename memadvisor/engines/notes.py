@@ -60,10 +60,11 @@ def notes_on(executor: Executor) -> Iterator[tuple[str, str]]:
     """What is worth saying of a model that a plan was applied to: level and text."""
     sharded = [flat for flat in executor.flats if flat.stage >= 1]
     padding_bytes = sum(flat.padding_bytes for flat in sharded)
+    padding = f" and {format_bytes(padding_bytes)} of padding" if padding_bytes else ""
     yield (
         "info",
-        f"{type(executor.sharded.live.root).__name__}: {counted(len(executor.units), 'unit')}, {counted(len(sharded), 'sharded flat')}, "
-        f"padding {format_bytes(padding_bytes)} of parameters in all",
+        f"{type(executor.sharded.live.root).__name__} follows the plan: {counted(len(executor.units), 'unit')}, with "
+        f"{counted(len(sharded), 'sharded buffer')} of parameters{padding}",
     )
     if executor.sharded.schedule.precision.has_masters and not any(flat.has_masters for flat in sharded):
         yield (

@@ -28,7 +28,7 @@ def budget_bytes(text: str | None, run: Run) -> int:
     if not known:
         option = next((rank.trace_option for rank in run.ranks if rank.trace_option is not None), None)
         raise UsageError(
-            f"{text} is a share of the run's peak, which was not recorded: no step of it was traced.",
+            "The run's peak was not recorded: no step of it was traced.",
             hint=f"`memadvisor profile {option}` traces one." if option else "give a size, such as 24GiB.",
         )
     budget = max(known) * percent / 100

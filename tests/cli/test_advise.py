@@ -83,6 +83,16 @@ def test_without_a_budget_and_a_traced_step_it_says_how_one_is_traced(tmp_path, 
     assert "Hint: `memadvisor profile --trace-step 2` traces one." in capsys.readouterr().err
 
 
+def test_a_run_without_a_training_step_is_said_to_be_one(tmp_path, capsys):
+    """Its hint was to profile more steps of a script that has none."""
+    run = make_run(traced_step=None)
+    ranks = tuple(dataclasses.replace(rank, steps=()) for rank in run.ranks)
+    stepless = write_run(dataclasses.replace(run, ranks=ranks), tmp_path / "stepless")
+
+    assert main(["advise", str(stepless), "--memory", "1GiB"]) == 2
+    assert "No training step was seen in this run" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("share", ["0%", "0.0 %", "1e3%", "%", f"{10**30}%"])
 def test_a_share_that_is_none_is_named_as_it_was_given(run_path, capsys, share):
     assert main(["advise", run_path, "--memory", share]) == 2

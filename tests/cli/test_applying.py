@@ -77,8 +77,10 @@ def test_a_plan_is_applied_in_the_ranks_that_a_script_spawns(tmp_path):
     assert [rank.process.rank for rank in recorded.ranks] == [0, 1]
     for rank in recorded.ranks:
         assert len(rank.steps) == 5
-        assert any("2 sharded flats" in note.text for note in rank.notes)
-    assert ours.stderr.count("2 sharded flats") == 2  # said by rank 0 when it is met, and in the summary
+        assert any("2 sharded buffers of parameters" in note.text for note in rank.notes)
+    assert (
+        ours.stderr.count("2 sharded buffers of parameters") == 2
+    )  # said by rank 0 when it is met, and in the summary
     assert "applied to nothing" not in ours.stderr
 
 

@@ -59,7 +59,7 @@ def test_a_baseline_of_another_kind_is_compared_and_named(run_directory, tmp_pat
     assert main(["check", str(run_directory), "--baseline", str(baseline), "--max-growth", "0"]) == 0
 
     out = " ".join(capsys.readouterr().out.split())
-    assert "the baseline is of another kind: it differs in num parameters" in out
+    assert "the baseline is of another kind: it differs in number of parameters" in out
     assert "the baseline's record is not whole: rank 1: no ending (killed?) after 8 steps" in out
     assert "pass growth of the peak at most 0.0 %: measured -18.7 % (rank 0)" in out
 

@@ -34,7 +34,7 @@ def test_the_terminal_says_what_changed(tmp_path, capsys):
     captured = capsys.readouterr()
     out = " ".join(captured.out.split())
     for words in (
-        "the runs differ in num parameters: what follows compares different work",
+        "the runs differ in number of parameters, so that what follows compares different work",
         "plan for 2 ranks, policy none, ZeRO stage 0 -> none",
         "all figures are measured",
         "Model states when the optimizer step begins, rank 0",
@@ -89,7 +89,11 @@ def test_a_longer_step_is_said_to_be_more_than_noise():
         ({}, {"traced_step": None}, "3.87 MiB not recorded -"),
         ({}, {"num_steps": 0}, "102 ms not recorded -"),
         ({"num_steps": 0}, {"num_steps": 0}, "Memory not recorded in either run"),
-        ({}, {"device": "cuda:0", "device_name": "NVIDIA H200"}, "the runs differ in device, device name:"),
+        (
+            {},
+            {"device": "cuda:0", "device_name": "NVIDIA H200"},
+            "the runs differ in device, device name, so that",
+        ),
     ],
 )
 @pytest.mark.parametrize("width", [40, 80, 200])

@@ -221,7 +221,8 @@ def test_some_layers_alone_run_again(capsys):
 
 def test_a_layout_that_does_not_fit_ends_with_1(capsys):
     assert main([*LAYOUT, "--memory", "8GiB"]) == 1
-    assert "does not fit" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "does not fit" in said and "next       with --batch N" in said
 
 
 def test_a_layout_that_is_likelier_to_fit_than_not_may_not(capsys):
