@@ -45,7 +45,6 @@ class Trace:
     collectives: list[CollectiveCall]
     module_calls: list[SeenCall]
     offset_ns: int
-    has_allocator_account: bool
     uncounted: tuple[str, ...] = ()
     idle_casts: Sequence[SeenCast] = ()
     is_inflated: bool = False  # the profiler held what would have been freed (idle_casts.py)
@@ -236,7 +235,6 @@ class Tracer:
             collectives=self.collectives.calls,
             module_calls=self.module_calls.calls,
             offset_ns=self.offset_ns,
-            has_allocator_account=self._has_truth,
             uncounted=tuple(sorted(self.log.uncounted)),
             idle_casts=() if truth is None else truth.idle_casts,
             is_inflated=truth is not None and truth.is_inflated,

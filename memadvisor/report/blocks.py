@@ -11,8 +11,8 @@ from memadvisor.report.escape import html_text
 from memadvisor.run.records import UNEXPLAINED
 
 # Where a figure's numbers come from; shown beside every one of them.
+# Beside these a device's own: "datasheet", "given" (hardware.py).
 MEASURED, PREDICTED, THEORY = "measured", "predicted", "theory"
-DATASHEET, GIVEN = "datasheet", "given"
 
 # Before the first cell of a table's row that is a part of a row above it.
 INNER = "\u2003"

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, TypeGuard
 
 import torch
-from torch.utils._pytree import tree_any, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from memadvisor.engines.losses.expressions import Expression, whole
 
@@ -150,7 +150,3 @@ for _name in _LEAVING:
 
 def is_chunked(value: Any) -> TypeGuard[ChunkedTensor]:
     return type(value) is ChunkedTensor
-
-
-def any_chunked(tree: Any) -> bool:
-    return bool(tree_any(is_chunked, tree))
