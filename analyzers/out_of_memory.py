@@ -87,7 +87,7 @@ def way_on(run: Run) -> str | None:
     if any(rank.traced_step is not None for rank in run.ranks) or not any(r.out_of_memory for r in run.ranks):
         return None
     return (
-        "profile it with a micro-batch that fits, and ask of that run for the one that does not: `memadvisor advise RUN "
+        "profile it with a micro-batch that fits, and ask that run about the one that does not: `memadvisor advise RUN "
         "--micro-batch N --memory SIZE`. Without a profile, `memadvisor run --policy every-layer` recomputes every block."
     )
 

@@ -17,7 +17,7 @@ from memadvisor.tui.tree import TreeNode, module_tree
 from memadvisor.tui.view import View
 from memadvisor.units import counted, format_bytes, format_count
 
-_BAR_WIDTH = 12
+_BAR_WIDTH = 10
 _COLUMNS = (
     Column("module"),
     Column("at peak", is_number=True),
