@@ -208,8 +208,8 @@ def _print(advice: Advice, run: Run, console: Console, output: str | None) -> No
         plans = f"Plans {', '.join(changing)} need" if len(changing) > 1 else f"Plan {changing[0]} needs"
         console.print(
             f"{plans} another micro-batch, which you set in your script; of those that fit, such plans come last. What is "
-            "worked out over a whole micro-batch (a contrastive loss, batch norm) then sees fewer samples: of such a script "
-            "that is another training."
+            "worked out over a whole micro-batch (a contrastive loss, batch norm) then sees fewer samples, and such a "
+            "script trains differently."
         )
     for order, ranked in enumerate(advice.plans[:3], start=1):
         console.print(printable(f"{order}. {ranked.plan.why}"))
@@ -253,7 +253,7 @@ def _print_beside(advice: Advice, console: Console) -> None:
         alike.setdefault((each.peak_bytes, each.step_time_s), []).append(each.option)
     if alike:
         console.print(
-            "Lossy, and so not chosen; what the first plan that leaves the script alone would take with"
+            "Lossy, and so never chosen; with one of these the first plan that leaves the script alone would take"
         )
     for (peak_bytes, step_time_s), options in alike.items():
         time = "not known (see calibrate)" if step_time_s is None else format_seconds(step_time_s)
