@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from memadvisor.coded_states import coded_bytes
-from memadvisor.cost.owners import SCALARS
+from memadvisor.cost.owners import SCALARS, is_elementwise
 from memadvisor.precision import Precision, bytes_in
 from memadvisor.run.records import OptimizerState, Parameter
 from memadvisor.run.run import RankRun
@@ -123,9 +123,8 @@ def optimizer_components(
     rows: dict[tuple[str, str, bool], list[OptimizerState]] = defaultdict(list)
     for state in rank.optimizer_states:
         owner = own.get(state.parameter)
-        is_whole = owner is not None and stages.get(owner.unit, 0) == 0
-        sizes = (1,) if owner is None else (1, owner.num_elements)
-        is_known = not is_whole or state.num_elements in sizes
+        stage = 0 if owner is None else stages.get(owner.unit, 0)
+        is_known = _is_known(state, owner, is_whole=stage == 0 or _has_owner(state, rank))
         rows[state.component, state.dtype, is_known].append(state)
     found = []
     for (component, dtype, is_known), states in rows.items():
@@ -135,6 +134,19 @@ def optimizer_components(
             row = _unknown_component(component, dtype, states, own, away)
         found.append(row)
     return [row for row in found if row.num_elements]  # none of it, where all of it is elsewhere
+
+
+def _has_owner(state: OptimizerState, rank: RankRun) -> bool:
+    """Whether a plan gives whole parameters to ranks: of an optimizer that is not told to update each element by itself,
+    where the script itself shards nothing."""
+    return state.optimizer is not None and not is_elementwise(state.optimizer) and not rank.shard_groups
+
+
+def _is_known(state: OptimizerState, owner: Parameter | None, *, is_whole: bool) -> bool:
+    """Whether it has an element for each of the parameter's, or one in all; of pieces (not `is_whole`) any number of them."""
+    if owner is None:
+        return True
+    return not is_whole or state.num_elements in (1, owner.num_elements)
 
 
 def _unknown_component(

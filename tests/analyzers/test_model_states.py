@@ -398,6 +398,27 @@ def test_states_in_another_form_are_told_apart_from_those_that_theory_knows():
     assert states.expected_optimizer_state_bytes == 256
 
 
+def test_states_in_another_form_stay_unknown_where_ranks_own_whole_parameters():
+    """Of an optimizer that needs whole parameters an owner's state is as large as without a plan: theory had a share of
+    float32 moments for codes with scales."""
+    rank = make_run(num_ranks=2).ranks[0]
+    parameters = tuple(
+        Parameter(name, "head", f"({n},)", "float32", n, 4 * n, True, "")
+        for name, n in (("a", 65_536), ("b", 64))
+    )
+    states = (
+        OptimizerState("a", "exp_avg", "float32", 66_048, 67_584, "torchao.optim.adam.AdamW8bit"),
+        OptimizerState("b", "exp_avg", "float32", 64, 256, "torchao.optim.adam.AdamW8bit"),
+    )
+    found = model_states(dataclasses.replace(rank, parameters=parameters, optimizer_states=states), plan(2))
+
+    rows = [
+        (row.expected_bytes, row.recorded_bytes) for row in found.components if row.component == "exp_avg"
+    ]
+    assert rows[0] == (None, 67_584)
+    assert found.theory_bytes is None
+
+
 def test_state_of_parameters_that_are_one_number_is_no_counter():
     """As those of a Gaussian process: nothing but the name tells a moment from a step counter."""
     rank = make_run(num_ranks=1).ranks[0]
