@@ -13,12 +13,29 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from torch.compiler import is_dynamo_compiling
 from torch.optim import optimizer as torch_optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from memadvisor.never_compiled import never_compiled
 
 _Told = Callable[[torch_optimizer.Optimizer], None]
+
+
+class _CompiledUpdates:
+    """`have_come`: an optimizer's step ran within a function that torch.compile compiled. Dynamo takes the hooks into its
+    graph, where they can tell nobody; what they set it sets, each time that graph runs. It never reads this: it would guard it.
+    """
+
+    have_come = False
+
+    def take(self) -> bool:
+        """Whether one has come since this was last asked."""
+        come, self.have_come = self.have_come, False
+        return come
+
+
+compiled_updates = _CompiledUpdates()
 
 
 class _Pair:
@@ -40,6 +57,9 @@ class _Pair:
 
     def _hook(self, which: int) -> Callable[..., None]:
         def hook(optimizer: torch_optimizer.Optimizer, args: Any, kwargs: Any) -> None:
+            if is_dynamo_compiling():
+                compiled_updates.have_come = True
+                return
             self._num_inside += 1
             try:
                 for told in self._told:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memadvisor.capture.children import of_other_processes
+from memadvisor.capture.optimizer_hooks import compiled_updates
 from memadvisor.capture.updates import existing_optimizers
 from memadvisor.run.remote import uses_rpc
 
@@ -43,6 +44,9 @@ class BackwardSteps:
 
     Where some passes give parameters their gradients, those that `torch.autograd.grad` makes for something else are none of
     a training: what is best to measure next, as a model that has just been fitted says.
+
+    Where an optimizer's step is compiled together with its caller, nothing tells when it begins or ends, only that it came:
+    a step ends with the first pass behind each.
     """
 
     NOTE = (
@@ -50,8 +54,14 @@ class BackwardSteps:
         "(the first step holds two). What updates the weights counts as outside, in the next step."
     )
 
+    NOTE_OF_COMPILED = (
+        "The optimizer's step is compiled together with its caller, and not seen: a training step ends with the first backward "
+        "pass behind each of its updates (the first one holds two). What updates the weights counts as outside, in the next step."
+    )
+
     def __init__(self) -> None:
         self.num_passes = 0
+        self._updates_are_compiled = False
         self.has_begun = False
         self.has_seen_pass = False
         self._has_reached_parameters = False
@@ -69,6 +79,13 @@ class BackwardSteps:
         if not self._is_counted:
             return False
         self.num_passes += 1
+        if compiled_updates.take():
+            if not self.has_begun:
+                self.has_begun = self._updates_are_compiled = True
+                note("warning", self.NOTE_OF_COMPILED)
+            return True
+        if self._updates_are_compiled:
+            return False
         is_power_of_two = self.num_passes & (self.num_passes - 1) == 0
         if not self.has_begun and self.num_passes >= 2 and is_power_of_two and not existing_optimizers():
             self.has_begun = True

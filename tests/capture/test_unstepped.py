@@ -4,6 +4,7 @@ import resource
 import subprocess
 import sys
 
+import pytest
 import torch
 
 import memadvisor
@@ -104,6 +105,30 @@ def test_an_optimizer_that_comes_after_backwards_that_counted_as_steps_is_told_o
     assert "--trace-step 8 " in found[0]
     assert rank.traced_step.index not in updates
     assert {8, 9} < updates
+
+
+@pytest.mark.timeout(300)
+def test_an_update_that_is_compiled_with_its_caller_ends_a_step_each_time(tmp_path):
+    """As of torch's tutorial on compiled optimizers: Dynamo takes the hooks into its graph, and no step was seen at all."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.1))
+
+    @torch.compile(backend="eager")
+    def update():
+        optimizer.step()
+
+    with memadvisor.profile(tmp_path / "run") as prof:
+        for _ in range(6):
+            for _ in range(2):
+                model(torch.ones(4, 8)).square().mean().backward()
+            update()
+            optimizer.zero_grad()
+    rank = prof.run.ranks[0]
+
+    assert len(rank.steps) == 6 - 1  # the first one holds three passes
+    assert {step.num_micro_batches for step in rank.steps[1:]} == {2}
+    assert rank.traced_step is not None
+    assert sum("is compiled together with its caller" in note.text for note in rank.notes) == 1
 
 
 def test_gradients_from_elsewhere_are_no_sign_of_a_compiled_model(tmp_path):
