@@ -13,6 +13,7 @@ from torch._C._autograd import _get_sequence_nr
 from memadvisor.capture.allocator_snapshot import take_snapshot
 from memadvisor.capture.census import Labelled, what_is_elsewhere
 from memadvisor.capture.collective_call import Mark
+from memadvisor.capture.compiled_backward import is_backward_compiled
 from memadvisor.capture.cpu_account import CpuAccount
 from memadvisor.capture.idle_casts import is_transforming
 from memadvisor.capture.kept_beside import labelled_beside
@@ -35,6 +36,10 @@ _NODES_OF_LONG_STEP = (
     2_000  # autograd's; there are 4 or 5 operators a node, so the profiler takes some 100 MB of them
 )
 _IN_FUNC = "the one to be traced begins inside torch.func.grad or its like, where torch allows no hooks on saved tensors"
+_COMPILED_BACKWARD = (
+    "its backward is compiled (compiled autograd), and what a traced step asks of autograd would be compiled with it. "
+    "Without torch._dynamo.config.compiled_autograd one is traced"
+)
 _UNASKED = (
     "The script has hooks of its own on what autograd keeps (saved_tensors_hooks) around {}, which are asked in place of "
     "ours: {} is not recorded."
@@ -154,6 +159,9 @@ class Tracing:
     def start(self, device: torch.device, cpu: CpuAccount | None, mark: Callable[[], Mark] | None) -> bool:
         """Trace from here on, with `mark` for moments on the device; False, with a note, where that is not possible."""
         self._has_started = True
+        if is_backward_compiled():
+            self._note("warning", f"No step was traced: {_COMPILED_BACKWARD}.")
+            return False
         try:
             self.tracer = Tracer(
                 self._position,
