@@ -24,6 +24,18 @@ def never_compiled_itself(function: _Function) -> _Function:
     return _passed_over(function, callees="DEFAULT")
 
 
+def called_by_python(function: _Function) -> Callable[..., Any]:
+    """For a hook of an engine that must run where Dynamo would take it into the graph of its caller: a step of an optimizer
+    within a compiled function. Dynamo breaks its graph there."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    call._torchdynamo_disable_msg = "a plan of memadvisor's is in force"  # type: ignore[attr-defined]
+    return never_compiled(call)
+
+
 def _passed_over(function: _Function, *, callees: str) -> _Function:
     # What torch._dynamo.skip does, without importing Dynamo into scripts that never compile.
     frames = torch._C._dynamo.eval_frame

@@ -12,6 +12,7 @@ from memadvisor.engines.fsdp2 import uses_fsdp2
 from memadvisor.engines.sharding.flat import Label
 from memadvisor.engines.single_process import SingleProcess
 from memadvisor.errors import PlanError
+from memadvisor.never_compiled import called_by_python
 from memadvisor.plan import Plan
 from memadvisor.plan_checks import check_plan
 
@@ -25,7 +26,7 @@ def install(plan: Plan, *, label: Label | None = None, note: Note | None = None)
     if plan.num_ranks > 1:
         remove = SingleProcess(plan.num_ranks, note or (lambda level, text: None)).remove
     else:
-        remove = register_optimizer_step_pre_hook(require_one_rank).remove
+        remove = register_optimizer_step_pre_hook(called_by_python(require_one_rank)).remove
     applied = Applied(plan, label, note)
     applied.when_removed(remove)
     return applied

@@ -13,6 +13,7 @@ from memadvisor.engines.activations.recompute import Note
 from memadvisor.engines.applied import Applied
 from memadvisor.engines.sharding.flat import Label
 from memadvisor.errors import PlanError
+from memadvisor.never_compiled import called_by_python
 from memadvisor.plan import Plan
 from memadvisor.plan_checks import check_plan
 from memadvisor.units import counted
@@ -27,7 +28,9 @@ def install_stage(plan: Plan, rank: int, *, label: Label | None = None, note: No
             f"The plan is for {counted(plan.num_ranks, 'rank')}, and this is rank {rank}.", hint=_HINT
         )
     applied = Applied(plan.of_rank(rank), label, note)
-    applied.when_removed(register_optimizer_step_pre_hook(partial(_require_ranks, plan.num_ranks)).remove)
+    applied.when_removed(
+        register_optimizer_step_pre_hook(called_by_python(partial(_require_ranks, plan.num_ranks))).remove
+    )
     return applied
 
 

@@ -30,6 +30,7 @@ from memadvisor.engines.dealing import Batch, deal, num_rounds, rounds_of
 from memadvisor.engines.script.undo import Undo
 from memadvisor.engines.sharding.gradient_hooks import check_outside
 from memadvisor.errors import PlanError
+from memadvisor.never_compiled import called_by_python
 
 Note = Callable[[str, str], None]
 
@@ -72,7 +73,7 @@ class SingleProcess:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         self._undo.add(register_module_forward_pre_hook(self._enter).remove)
         self._undo.add(register_module_forward_hook(self._leave, always_call=True).remove)
-        self._undo.add(register_optimizer_step_pre_hook(self._before_step).remove)
+        self._undo.add(register_optimizer_step_pre_hook(called_by_python(self._before_step)).remove)
         self._patch_loaders()
         self._patch_start()
 

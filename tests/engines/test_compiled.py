@@ -14,7 +14,8 @@ from tests.engines.trainings import applied, make_plan
 
 
 def trained(rank: int, where: str) -> list[float]:
-    """Losses; `where` torch.compile is called: inside DDP, around it, or around it in the midst of the training."""
+    """Losses; `where` torch.compile is called: inside DDP, around it, around it in the midst of the training, or around the
+    update alone."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     net = nn.Sequential(*[nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(3)])
@@ -25,6 +26,7 @@ def trained(rank: int, where: str) -> list[float]:
         if where == "around":
             model = torch.compile(model, backend="eager")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    update = torch.compile(lambda: optimizer.step(), backend="eager") if where == "update" else optimizer.step
     torch.manual_seed(rank)
     losses = []
     for step in range(4):
@@ -34,7 +36,7 @@ def trained(rank: int, where: str) -> list[float]:
         loss = (model(words) - words.sin()).square().mean()
         optimizer.zero_grad()
         loss.backward()
-        optimizer.step()
+        update()
         losses.append(loss.item())
     return losses
 
@@ -52,6 +54,22 @@ def compiled_under_plans(rank: int) -> list[tuple[str, int, list[float], list[fl
         with applied(make_plan(dist.get_world_size(), 3)), pytest.raises(PlanError, match="compile"):
             trained(rank, where)
     return found
+
+
+def compiled_updates_under_plans(rank: int) -> list[tuple[int, list[float], list[float]]]:
+    plain = trained(rank, "update")
+    found = []
+    for zero in (1, 2, 3):
+        with applied(make_plan(dist.get_world_size(), zero, overlap=True)):
+            found.append((zero, plain, trained(rank, "update")))
+    return found
+
+
+def test_a_step_that_is_compiled_with_its_caller_updates_shards_as_it_does_whole_parameters():
+    """As of torch's tutorial on compiled optimizers: Dynamo took the engine into its graph, and ended in an error."""
+    for found in run_ranks(compiled_updates_under_plans, 2):
+        for zero, plain, ours in found:
+            assert ours == plain, zero
 
 
 def test_compiled_models_train_as_without_a_plan():

@@ -23,6 +23,7 @@ from memadvisor.engines.script.live import LiveModel
 from memadvisor.engines.script.undo import Undo
 from memadvisor.engines.updates.closures import just_before_update
 from memadvisor.errors import PlanError
+from memadvisor.never_compiled import called_by_python
 from memadvisor.policies import blocks_of
 from memadvisor.run.cut import innermost
 from memadvisor.schedule import Schedule
@@ -43,7 +44,7 @@ class ChunkedLosses:
         self._told: set[str] = set()
         self._stepped: set[int] = set()  # addresses of weights that an optimizer of torch's updates
         undo.add(self._names.clear)
-        undo.add(register_optimizer_step_pre_hook(self._before_step).remove)
+        undo.add(register_optimizer_step_pre_hook(called_by_python(self._before_step)).remove)
 
     def attach(self, model: LiveModel, schedule: Schedule) -> None:
         """Raises PlanError for a model without such a layer, or where its weights are not there until the loss."""

@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from memadvisor.cuda_graphs import is_capturing
 from memadvisor.engines.script.undo import Undo
 from memadvisor.errors import PlanError
+from memadvisor.never_compiled import called_by_python
 from memadvisor.own_hooks import unseen_by_checkpoints
 
 _COMPILED = "This plan cannot be applied to a model compiled by torch.compile."
@@ -62,8 +63,8 @@ class Hooks:
         self.listen_to_modules()
         undo.add(unseen_by_checkpoints())  # the saved-tensor hooks of whom these hooks tell
         undo.add(self.leave_modules)
-        undo.add(register_optimizer_step_pre_hook(steps.before_step).remove)
-        undo.add(register_optimizer_step_post_hook(self._after_step).remove)
+        undo.add(register_optimizer_step_pre_hook(called_by_python(steps.before_step)).remove)
+        undo.add(register_optimizer_step_post_hook(called_by_python(self._after_step)).remove)
         self._wrap_backward(undo)
 
     @property

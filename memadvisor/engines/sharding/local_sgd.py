@@ -18,6 +18,7 @@ from memadvisor.engines.script.undo import Undo
 from memadvisor.engines.sharding.executor import Executor
 from memadvisor.errors import PlanError
 from memadvisor.local_sgd import LocalSgd
+from memadvisor.never_compiled import called_by_python
 
 
 def patch(local_sgd: LocalSgd | None, executors: Iterable[Executor], undo: Undo) -> None:
@@ -29,8 +30,12 @@ def patch(local_sgd: LocalSgd | None, executors: Iterable[Executor], undo: Undo)
         for executor in sorted(executors, key=lambda executor: executor.number):  # alike on all ranks
             executor.reductions.local_steps.optimizer_steps(optimizer)
 
-    undo.add(register_optimizer_step_pre_hook(_refusal()).remove)
-    undo.add(register_optimizer_step_post_hook(lambda optimizer, args, kwargs: stepped(optimizer)).remove)
+    undo.add(register_optimizer_step_pre_hook(called_by_python(_refusal())).remove)
+    undo.add(
+        register_optimizer_step_post_hook(
+            called_by_python(lambda optimizer, args, kwargs: stepped(optimizer))
+        ).remove
+    )
     scaler = torch.amp.GradScaler
     undo.replace(scaler, "step", _telling(scaler.step, stepped))
     ddp: Any = DistributedDataParallel

@@ -25,6 +25,7 @@ from memadvisor.engines.script.undo import Undo
 from memadvisor.engines.sharding.sharded_step import FindSlot
 from memadvisor.engines.updates.closures import just_before_update
 from memadvisor.fused_updates import FUSED_OPTIMIZERS
+from memadvisor.never_compiled import called_by_python
 from memadvisor.run.torch_names import dtype_name
 
 Note = Callable[[str, str], None]
@@ -56,7 +57,7 @@ class FusedUpdates:
         self._known: weakref.WeakKeyDictionary[Optimizer, _Known] = weakref.WeakKeyDictionary()
         self._told: set[str] = set()
         undo.add(self._give_back)
-        undo.add(register_optimizer_step_pre_hook(self._before_step).remove)
+        undo.add(register_optimizer_step_pre_hook(called_by_python(self._before_step)).remove)
         self._patch(undo)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
