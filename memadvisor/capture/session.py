@@ -98,6 +98,7 @@ def profile_script(
         "memory_limit_bytes": memory_limit_bytes,
         "max_bytes": max_bytes,
         "measure_engines": measure_engines,
+        "sees_casts": when_attached is None,
     }
     followed = Followed(continuation, partial(_say_before_exec, recorders)) if continuation else None
 

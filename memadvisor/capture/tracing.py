@@ -26,7 +26,7 @@ from memadvisor.capture.position import Position
 from memadvisor.capture.samples import LengthFirst
 from memadvisor.capture.tensor_storage import PLAIN_TENSORS, sparse_parts
 from memadvisor.capture.tracer import Tracer
-from memadvisor.capture.writer import RankWriter
+from memadvisor.capture.writer import RankWriter, RecorderOptions
 from memadvisor.run.records import Storage
 
 _MOST_STEPS_TO_WAIT = 20  # for the script to end a profiler of its own
@@ -58,7 +58,7 @@ class Tracing:
 
     def __init__(
         self,
-        first_step: int,
+        options: RecorderOptions,
         position: Position,
         writer: RankWriter,
         models: Models,
@@ -69,7 +69,7 @@ class Tracing:
         self.tracer: Tracer | None = None
         self.length_first = LengthFirst()
         self.has_trace = False
-        self.first_step = first_step
+        self.first_step = options.trace_step
         self._position = position
         self._writer = writer
         self._models = models
@@ -78,7 +78,7 @@ class Tracing:
         self._fail = fail
         self._has_started = False
         self._num_cut = self._num_postponed = 0
-        self._sees_casts = True
+        self._sees_casts = options.sees_casts
         self._script_profiles = False
         self._last_node: int | None = None  # autograd's, that this thread had made when the last step ended
         self._num_nodes = 0  # in that step, as far as is known

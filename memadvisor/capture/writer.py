@@ -60,7 +60,9 @@ class RecorderOptions:
     """`trace_step` is the index of the traced step: after the warm-up by default.
 
     Once `max_bytes` are written, only the steps are. `measure_engines`, the engine's, is called once after the
-    traced step, on a CPU: seconds, in the order of ProcessInfo's fields, into which they go.
+    traced step, on a CPU: seconds, in the order of ProcessInfo's fields, into which they go. `sees_casts`: the script's own,
+    which tell what autocast would make of its step. Where a plan is in force nobody asks, and a trace that they inflate would
+    be made again of the next step, whose samples are not those that the plan was made from.
     """
 
     directory: Path
@@ -72,6 +74,7 @@ class RecorderOptions:
     memory_limit_bytes: int | None = None
     max_bytes: int = 10**9
     measure_engines: Callable[[], tuple[float, ...]] | None = None
+    sees_casts: bool = True
 
 
 _MEASURED = (
