@@ -65,7 +65,7 @@ class UnitForwards:
             if torch.compiler.is_compiling() and id(module) not in ours:
                 return original(module, *args, **kwargs)
             around = reference()
-            if around is None or id(module) in running or not around.applies(module):
+            if around is None or id(module) in running or _is_transformed() or not around.applies(module):
                 return original(module, *args, **kwargs)
             if is_capturing():
                 raise PlanError(CAPTURED, hint=NOT_CAPTURED)
@@ -76,6 +76,12 @@ class UnitForwards:
                 running.discard(id(module))
 
         return forward
+
+
+def _is_transformed() -> bool:
+    """Whether torch.func transforms what is called now: its gradients allow no hooks on saved tensors, and its tensors are
+    gone when autograd's backward comes."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 class _CompiledForwards:
