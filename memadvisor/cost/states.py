@@ -101,6 +101,11 @@ class UnitStates:
     def parameter_bytes(self) -> int:
         return sum(parameter.size_bytes for parameter in self.parameters)
 
+    @property
+    def has_state_to_move(self) -> bool:
+        """Whether the optimizer keeps anything for it that may lie elsewhere between updates."""
+        return bool(self.optimizer_bytes or self.shard_items)
+
     @cached_property
     def trainable_bytes(self) -> int:
         return sum(parameter.size_bytes for parameter in self.parameters if parameter.requires_grad)

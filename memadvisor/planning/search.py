@@ -122,10 +122,8 @@ class Search:
                 alike.append(self._by_unit(step, way, deeper))
             ways += [(stage, *each) for each in kinds]
         tier = None if updates_apart(step) else nearest_tier(step, self.plays.transfers)
-        keeps_state = (
-            any(s.optimizer_bytes or s.shard_items for s in step.states.values())
-            and self.plays.asked.optimizer_bits is None
-        )
+        may_move = any(states.has_state_to_move for states in step.states.values())
+        keeps_state = may_move and self.plays.asked.optimizer_bits is None
         if alike and tier is not None and keeps_state and not any(ranked.fits for ranked in alike):
             away = [self._alike(step, Way(*way, tier=tier), []) for way in ways]
             alike.append(min(away, key=order))
