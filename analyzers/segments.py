@@ -123,15 +123,13 @@ class RecordedStep:
         self._pieces, self._durations = cut_again(self._pieces, self._durations, released_s)
         self.measured_step_time_s = self._step_time_s
         if asked.fused_updates:
-            self._step_time_s -= _shorten_updates(
-                self._pieces, self._durations, fused_seconds(rank, optimizer_rates)
-            )
+            fused_s = fused_seconds(rank, optimizer_rates)
+            self._step_time_s -= _shorten_updates(self._pieces, self._durations, fused_s)
         self.chunks_again_s = _run_chunks_again(chunked, self._pieces, self._durations)
         self._step_time_s += self.chunks_again_s
         self._exposed_s = self._take_exposed(run)
-        self._placement = Placement(
-            rank, step, self._pieces, asked.precision, tells_caches=asked.autocast is not None
-        )
+        is_autocast = asked.autocast is not None
+        self._placement = Placement(rank, step, self._pieces, asked.precision, tells_caches=is_autocast)
         self._units = planned_units(rank, planned_models(rank, num_ranks or rank.process.world_size))
         self._states = unit_states(rank, step, self._units)
         self._batch = _micro_batch_size(rank, step) if is_each_called_once(rank, step) else None

@@ -1,12 +1,10 @@
 """What the script's tensors are: a lean dispatch mode, active in a traced step alone.
 
 It only appends plain values to a list; label_log.py and account.py make sense of them afterwards. Nothing here keeps
-a tensor alive beyond the call that it is seen in, and nothing changes what an operator computes.
-
-It runs at every operator, so it makes no strings, no names and no Python object of a storage, asks a tensor once for
-each fact, and goes one way for the usual kinds of operators (operator_kinds.py) and another for all else, which must
-find the same. It asks for a value's exact type before anything else: `isinstance` of a tensor's class is slow for
-whatever is none.
+a tensor alive beyond the call that it is seen in, and nothing changes what an operator computes. It runs at every
+operator, so it makes no strings, no names and no Python object of a storage, asks a tensor once for each fact, and goes one
+way for the usual kinds of operators (operator_kinds.py) and another for all else, which must find the same. It asks for a
+value's exact type before anything else: `isinstance` of a tensor's class is slow for whatever is none.
 """
 
 from __future__ import annotations
@@ -99,8 +97,7 @@ class LabelMode(OwnMode):
         # torch would wrap __torch_dispatch__ so, and import Dynamo for it; `never_compiled` does the same for less.
         return False
 
-    # Without this torch refuses to run flex_attention, cond and their like under a mode.
-    supports_higher_order_operators = True
+    supports_higher_order_operators = True  # else torch refuses flex_attention, cond ... under a mode
 
     @never_compiled
     def __torch_dispatch__(
@@ -225,8 +222,7 @@ class LabelMode(OwnMode):
 
     def _learnt(self, func: Any) -> OperatorKind | None:
         """The kind of an operator that is met for the first time; None where it cannot be told."""
-        # Without a schema it runs operators where no mode sees them.
-        if not isinstance(func, OpOverload):
+        if not isinstance(func, OpOverload):  # without a schema it runs operators where no mode sees them
             self._log.uncounted.add(str(func))
             return None
         try:
