@@ -6,7 +6,8 @@ step is over. State in codes (coded_tier.py) needs one buffer alone, as nothing 
 optimizer makes in its first step is put away from where it has made it.
 
 At every moment `optimizer.state` tells the truth: a plain tensor is the state, a late one (parcels.py) says where it
-is. Of a DTensor (a script's FSDP2) the part that this rank has is such a one, and the DTensor stays. So a step that is interrupted, or a tier that fails, leaves nothing to repair.
+is. Of a DTensor (a script's FSDP2) the part that this rank has is such a one, and the DTensor stays. So a step that is
+interrupted, or a tier that fails, leaves nothing to repair.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Optimizer state that lies on another tier between updates, for optimizers that update element by element.
 
-Works on whole parameters (one rank, stage 0), on a rank's pieces (stages 1 to 3) and on DTensors (FSDP2) alike. The script's own optimizer
-does each update, by its class's own step, with the groups holding one unit's parameters at a time; the step that the
-script has called then finds the rest. That happens when all of the script's own hooks before a step have run.
+Works on whole parameters (one rank, stage 0), on a rank's pieces (stages 1 to 3) and on DTensors (FSDP2) alike. The
+script's own optimizer does each update, by its class's own step, with the groups holding one unit's parameters at a time;
+the step that the script has called then finds the rest. That happens when all of the script's own hooks before a step
+have run.
 """
 
 from __future__ import annotations
