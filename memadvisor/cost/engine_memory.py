@@ -99,8 +99,13 @@ class EngineMemory:
             return {}
         parameter_bytes = self.gathered.total_bytes + self._second.parts.total_bytes
         gradient_bytes = self._buffers.total_bytes + self._shards.total_bytes
-        message_bytes = sum(map(self._units.staging_bytes, self._scattering))
-        message_bytes += self._unpacking.total_bytes + self._all_reduces.staging_bytes
+        message_bytes = self._unpacking.total_bytes + self._all_reduces.staging_bytes
+        for name in self._scattering:
+            staging_bytes = self._units.staging_bytes(name)
+            # What arrives becomes this rank's shard, and is called so from its birth; or is added to one.
+            arriving_bytes = 0 if name in self._shards else min(staging_bytes, self._units.shard_bytes[name])
+            gradient_bytes += arriving_bytes
+            message_bytes += staging_bytes - arriving_bytes
         is_in_step = self._is_stepping or self._fetched.is_there
         now = parameter_bytes, gradient_bytes, message_bytes
         if now == self._held_now and not is_in_step:
