@@ -64,7 +64,9 @@ def _agreeing(cells: Cells, data: int, ranks: int, others: Degrees) -> int:
     experts or shards. What no counting explains is left as it is.
     """
     named = data * others.num_ranks
-    if named == ranks or ranks % others.num_ranks or (ranks % named and named % ranks):
+    without = {named * (cells.count("ep") or 1), named * (cells.whole("shard") or 1)}
+    is_explained = named == ranks * others.context or ranks in without
+    if named == ranks or ranks % others.num_ranks or not is_explained:
         return data
     left = ranks // others.num_ranks
     cells.note(f"dp {data} is another count: {ranks} accelerators leave {left} replicas")

@@ -104,10 +104,7 @@ def _batch(cells: Cells, degrees: Degrees, seq_len: int) -> tuple[int, int, bool
             cells.note("no batch: one microbatch of each replica is taken")
         return size or 1, count or 1, size is None
     if total < degrees.data:
-        cells.note(
-            f"a global batch of {total} sequences is too small for {degrees.data} replicas: one microbatch each"
-        )
-        return size or 1, 1, False
+        raise UsageError(f"a global batch of {total} sequences is too small for {degrees.data} replicas.")
     if size is None and count is not None:
         size = -(-total // (degrees.data * count))
     if size is None:

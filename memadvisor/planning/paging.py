@@ -18,9 +18,11 @@ WAYS = ((True, 0, 0), (True, 1, 1), (False, 1, 1))
 
 
 def nearest_tier(step: CapturedStep, transfers: TransferTimes | None) -> str | None:
-    """Where it may lie: as near as transfers are known; None for nowhere else."""
+    """Where it may lie: as near as transfers are known; None for nowhere else, as where what FSDP2 holds on one rank alone is
+    not played."""
     lanes = (Lane.DISK,) if step.device == "cpu" else (Lane.HOST, Lane.DISK)
-    known = transfers.bandwidths if transfers is not None else ()
+    is_played = bool(step.shard_groups) or step.holder != "FSDP2"
+    known = transfers.bandwidths if transfers is not None and is_played else ()
     return next((lane.value for lane in lanes if lane in known), None)
 
 

@@ -307,7 +307,7 @@ class Search:
             return None
         ranked = self._best(step, keep, kind.predict, choice, [], target_bytes)
         if not ranked.fits:
-            return None
+            return ranked if order(ranked) < order(kind.ranked) else None  # the smallest is shown too
         self._kinds[place] = with_other(kind, ranked, inside, self.plays.budget_bytes)
         return ranked
 

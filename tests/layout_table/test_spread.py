@@ -52,9 +52,8 @@ def test_schedules_in_the_words_of_torch_and_of_their_authors(text, schedule, ch
     ("columns", "replicas", "said"),
     [
         ({"n_gpus": "32", "dp": "16", "tp": "2", "cp": "2"}, 8, "dp 16 is another count"),
-        ({"n_gpus": "32", "dp": "4", "tp": "2"}, 16, "dp 4 is another count"),
+        ({"n_gpus": "32", "dp": "4", "tp": "2", "shard": "4"}, 16, "dp 4 is another count"),
         ({"n_gpus": "8", "nodes": "2", "tp": "8", "pp": "2"}, 1, "each of 2 nodes"),
-        ({"dp": "8", "global_batch_seqs": "4"}, 8, "too small"),
     ],
 )
 def test_columns_that_count_otherwise_leave_a_prediction_with_a_note(columns, replicas, said):

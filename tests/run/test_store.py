@@ -126,7 +126,7 @@ def test_what_was_written_before_a_kill_is_there(directory):
     journal = journals_of(directory)[0]
     whole = journal.read_bytes()
     step = max(1, len(whole) // 40)
-    described = 3600  # bytes that the frames before the first row take, at most
+    described = 3800  # bytes that the frames before the first row take, at most
     for length in range(len(whole) - 1, described, -step):
         journal.write_bytes(whole[:length])
         loaded = load_run(directory)
