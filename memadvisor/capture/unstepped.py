@@ -62,6 +62,7 @@ class BackwardSteps:
     def __init__(self) -> None:
         self.num_passes = 0
         self._updates_are_compiled = False
+        compiled_updates.take()  # one that came before is none of this training's
         self.has_begun = False
         self.has_seen_pass = False
         self._has_reached_parameters = False

@@ -9,6 +9,7 @@ import torch
 
 import memadvisor
 from memadvisor.capture import unstepped
+from memadvisor.capture.optimizer_hooks import compiled_updates
 
 BUSY = "import time\nwhile time.process_time() < 1.2: pass"
 
@@ -129,6 +130,15 @@ def test_an_update_that_is_compiled_with_its_caller_ends_a_step_each_time(tmp_pa
     assert {step.num_micro_batches for step in rank.steps[1:]} == {2}
     assert rank.traced_step is not None
     assert sum("is compiled together with its caller" in note.text for note in rank.notes) == 1
+
+
+def test_a_compiled_update_that_came_before_the_recorder_ends_none_of_its_steps():
+    """The first pass of a training in the same process ended a step, whose backward was another's."""
+    compiled_updates.have_come = True
+    passes = unstepped.BackwardSteps()
+    passes.enter_pass(True)
+
+    assert not passes.ends_step(lambda level, text: pytest.fail(text))
 
 
 def test_gradients_from_elsewhere_are_no_sign_of_a_compiled_model(tmp_path):

@@ -57,9 +57,11 @@ def test_each_unit_is_updated_once_a_step_and_its_gradient_is_free_from_then_on(
         moment = next(m for m in early.moments if m.position == f"update of {name}")
         gone = sum(own[other] for other in units[:number])
         # Its own shard, those that earlier micro-batches have left of the others, with overlap the buffer that is being
-        # reduced meanwhile, and the gradient in whose addition all this is done; none at the backward's end.
+        # reduced meanwhile and what arrives of it, unless that is added to a shard, and the gradient in whose addition all
+        # this is done; none at the backward's end.
         rest = max(at_first - gone, own[name])
-        buffer = ranks * own[units[number + 1]] if overlap and number + 1 < len(units) else 0
+        reduced = own[units[number + 1]] if overlap and number + 1 < len(units) else 0
+        buffer = ranks * reduced + (reduced if batches == 1 else 0)
         within = units[number + overlap : number + overlap + 1]
         assert moment.by_category_bytes["gradient"] == rest + buffer + sum(last[unit] for unit in within)
 
