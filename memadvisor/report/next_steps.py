@@ -133,10 +133,9 @@ def _fewer_states(view: RankView) -> str:
     if view.recorded.tensor_parallel:
         return ": layers split over more ranks leave each fewer of them."
     where = "on disk" if view.recorded.process.device == "cpu" else "in the host's memory"
-    return (
-        f"; ZeRO shards them over data-parallel ranks; on one rank a plan may keep some {where} "
-        "(`advise --hardware`)."
-    )
+    if view.recorded.shard_groups:
+        return f": more ranks leave each fewer of them, and a plan may keep optimizer state {where} (`advise --hardware`)."
+    return f"; ZeRO shards them over data-parallel ranks, and a plan may keep some {where} (`advise --hardware`)."
 
 
 def _temporaries(peak: PeakBreakdown, share: float, *, is_chunkable: bool) -> str:

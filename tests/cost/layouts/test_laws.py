@@ -210,7 +210,10 @@ def test_of_every_family_and_trainer_what_runs_again_takes_time_and_saves_memory
         # Operator by operator results of frozen products are kept, which nothing keeps where nothing runs again.
         if software.lora and software.selective == "operators" and (less, more) == ("none", "selective"):
             continue
-        assert found[more].peak_memory_bytes <= found[less].peak_memory_bytes * (1 + 1e-9), (less, more)
+        # Where the peak is at the backward's end, what a layer's second run holds at once is all that differs; operator by operator
+        # it is predicted to hold less, up to 1.5 % of a small model's peak.
+        slack = 0.02 if software.selective == "operators" and (less, more) == ("selective", "full") else 1e-9
+        assert found[more].peak_memory_bytes <= found[less].peak_memory_bytes * (1 + slack), (less, more)
     assert all(found["none"].step_time_s <= one.step_time_s * (1 + 1e-9) for one in found.values())
 
 
