@@ -10,12 +10,10 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from memadvisor.coded_states import TABLES_BYTES, coded_bytes, scratch_bytes
-from memadvisor.cost.paged_updates import FetchedStates
+from memadvisor.cost.paged_updates import PARCEL_ALIGNMENT_BYTES, FetchedStates
 from memadvisor.cost.states import ShardState
 from memadvisor.cost.step import CapturedStep
 from memadvisor.schedule import Lane, Schedule
-
-_ALIGNMENT_BYTES = 64  # of a tensor in a parcel
 
 
 class FetchedShards:
@@ -83,5 +81,5 @@ def _packed_bytes(sizes: Iterable[int]) -> int:
     end = start = 0
     for size_bytes in sizes:
         end = start + size_bytes
-        start = -(-end // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        start = -(-end // PARCEL_ALIGNMENT_BYTES) * PARCEL_ALIGNMENT_BYTES
     return end

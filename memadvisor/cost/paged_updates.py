@@ -15,6 +15,8 @@ from memadvisor.cost.lanes import Lanes
 from memadvisor.cost.transfers import TransferTimes
 from memadvisor.schedule import Action, ActionKind, Lane, Point, Schedule
 
+PARCEL_ALIGNMENT_BYTES = 64  # of a tensor in what is moved of a unit at once, as allocators align them
+
 
 class FetchedStates:
     """The two buffers that fetched states take turns in, and that of those in codes, while the optimizer steps; and those

@@ -37,6 +37,20 @@ def profile_in_turn(rank: int, path: Path) -> Profile:
     return made
 
 
+class Recorded:
+    """A rank's training, profiled under one name after another; and all of its losses."""
+
+    def __init__(self, rank: int, folder: str, train: Callable[[], list[float]]) -> None:
+        self.losses: list[float] = []
+        self._rank, self._folder, self._train = rank, Path(folder), train
+
+    def __call__(self, name: str) -> Path:
+        with profile_in_turn(self._rank, self._folder / name):
+            self.losses.extend(self._train())
+        dist.barrier()
+        return self._folder / name
+
+
 def on_first(rank: int, make: Callable[[], Any]) -> Any:
     """What the first rank makes, on all of them: it alone reads runs, which takes as long on each."""
     values = [make() if rank == 0 else None]

@@ -6,17 +6,14 @@ import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
-
-import torch.distributed as dist
 
 from memadvisor.cost.transfers import TransferTimes
 from memadvisor.engines.apply import apply
 from memadvisor.hardware.hardware import TierBandwidth
 from memadvisor.plan import Plan
 from memadvisor.schedule import Lane
-from tests.engines.fsdp2_loop import foreseen, is_near, looped, profile_in_turn
+from tests.engines.fsdp2_loop import Recorded, foreseen, is_near, looped
 from tests.engines.test_fsdp2 import Training
 
 _BANDWIDTH = TierBandwidth(read_bytes_per_s=1e9, write_bytes_per_s=1e9)
@@ -41,13 +38,7 @@ def loop(
     """
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
     plain, planned = Training(rank), Training(rank)
-    losses: list[float] = []
-
-    def profiled(name: str) -> Path:
-        with profile_in_turn(rank, Path(folder) / name):
-            losses.extend(planned.losses(4))
-        dist.barrier()
-        return Path(folder) / name
+    profiled = Recorded(rank, folder, lambda: planned.losses(4))
 
     @contextmanager
     def under(name: str, plan: Plan) -> Iterator[None]:
@@ -62,7 +53,7 @@ def loop(
         return foreseen(plains, 0.97, lambda names: plans, TIERS)
 
     peaks = looped(rank, profiled, foresee, under, is_near).peaks
-    expected = plain.losses(len(losses) // 2)
+    losses, expected = profiled.losses, plain.losses(len(profiled.losses) // 2)
     errors = (abs(one - other) / other for one, other in zip(losses, expected, strict=True))
     return losses == expected, max(errors), {name: peaks[name] for name in plans}
 

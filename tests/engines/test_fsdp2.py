@@ -5,11 +5,9 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
@@ -22,7 +20,7 @@ from memadvisor.executors import Algorithm
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.plan_file import plan_from_json
 from memadvisor.run.fully_sharded import param_groups
-from tests.engines.fsdp2_loop import foreseen, is_near, looped, profile_in_turn
+from tests.engines.fsdp2_loop import Recorded, foreseen, is_near, looped
 from tests.engines.ranks import run_ranks
 from tests.engines.trainings import make_plan
 
@@ -122,13 +120,7 @@ PLANS = {
 def loop(rank: int, folder: str) -> dict[str, object]:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
     plain, planned = Training(rank), Training(rank)
-    losses: list[float] = []
-
-    def profiled(name: str) -> Path:
-        with profile_in_turn(rank, Path(folder) / name):
-            losses.extend(planned.losses(4))
-        dist.barrier()
-        return Path(folder) / name
+    profiled = Recorded(rank, folder, lambda: planned.losses(4))
 
     found: dict[str, object] = {}
 
@@ -143,7 +135,7 @@ def loop(rank: int, folder: str) -> dict[str, object]:
 
     done = looped(rank, profiled, lambda plains: foreseen(plains, 0.97, lambda names: PLANS), under, is_near)
     found.update(
-        losses=losses == plain.losses(len(losses) // 2),
+        losses=profiled.losses == plain.losses(len(profiled.losses) // 2),
         peaks=done.peaks,
         budget=done.ahead.budget,
         best=plan_from_json(done.ahead.plans["advised"][0], "advised"),

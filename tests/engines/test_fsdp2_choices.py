@@ -7,11 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import eq
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -20,7 +18,7 @@ from torch.nn import functional as F
 from memadvisor.engines.apply import apply
 from memadvisor.plan import Plan
 from memadvisor.run.fully_sharded import param_groups
-from tests.engines.fsdp2_loop import foreseen, looped, profile_in_turn, refusal_of
+from tests.engines.fsdp2_loop import Recorded, foreseen, looped, refusal_of
 from tests.engines.ranks import run_ranks
 from tests.engines.test_fsdp2 import NATIVE
 from tests.engines.test_fsdp2_hybrid import Block, block_units
@@ -143,13 +141,7 @@ def loop(rank: int, folder: str, name: str) -> dict[str, object]:
     case = CASES[name]
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(case.num_ranks))
     plain, planned = Training(rank, case), Training(rank, case)
-    losses: list[float] = []
-
-    def profiled(name: str) -> Path:
-        with profile_in_turn(rank, Path(folder) / name):
-            losses.extend(planned.losses(4))
-        dist.barrier()
-        return Path(folder) / name
+    profiled = Recorded(rank, folder, lambda: planned.losses(4))
 
     def plans_of(names: list[str]) -> dict[str, Plan]:
         return {one: by_units(case, names, **options) for one, options in PLANS.items()}
@@ -165,7 +157,7 @@ def loop(rank: int, folder: str, name: str) -> dict[str, object]:
 
     done = looped(rank, profiled, lambda plains: foreseen(plains, 0.95, plans_of), under, eq)
     return {
-        "losses": (losses, plain.losses(len(losses) // case.num_micro_batches)),
+        "losses": (profiled.losses, plain.losses(len(profiled.losses) // case.num_micro_batches)),
         "peaks": done.peaks,
         "freed": all(one is other for one, other in zip(planned.freed(), freed[0], strict=True)),
         "late": done.ahead.late,

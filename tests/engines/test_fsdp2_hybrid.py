@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -21,7 +20,7 @@ from memadvisor.engines.apply import apply
 from memadvisor.plan import Plan, UnitPlan
 from memadvisor.plan_file import plan_from_json
 from memadvisor.run.fully_sharded import param_groups
-from tests.engines.fsdp2_loop import foreseen, is_near, looped, on_first, profile_in_turn, refusal_of
+from tests.engines.fsdp2_loop import Recorded, foreseen, is_near, looped, on_first, refusal_of
 from tests.engines.ranks import run_ranks
 from tests.engines.test_fsdp2 import NATIVE
 from tests.engines.trainings import make_plan
@@ -171,13 +170,7 @@ def loop(rank: int, folder: str, case: str) -> dict[str, object]:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(RANKS))
     arguments, options, names = CASES[case]
     plain, planned = (Training(rank, *arguments, **options) for _ in range(2))
-    losses: list[float] = []
-
-    def profiled(name: str) -> Path:
-        with profile_in_turn(rank, Path(folder) / name):
-            losses.extend(planned.losses(4))
-        dist.barrier()
-        return Path(folder) / name
+    profiled = Recorded(rank, folder, lambda: planned.losses(4))
 
     def plans_of(units: list[str]) -> dict[str, Plan]:
         return {name: by_units(units, **PLANS[name]) for name in names}
@@ -192,7 +185,7 @@ def loop(rank: int, folder: str, case: str) -> dict[str, object]:
     ahead = done.ahead
     advised = plan_from_json(ahead.plans["advised"][0], "advised")
     found = {
-        "losses": losses == plain.losses(len(losses) // plain.num_micro_batches),
+        "losses": profiled.losses == plain.losses(len(profiled.losses) // plain.num_micro_batches),
         "weights": all(map(torch.equal, planned.weights(), plain.weights())),
         "peaks": done.peaks,
         "budget": ahead.budget,

@@ -80,6 +80,7 @@ def device_of(hardware: Hardware, compute_dtype: str, coefficients: Coefficients
     rates = hardware.peak_flops_per_s
     narrow = compute_dtype.startswith(NARROW)
     is_measured = hardware.kind == "measured"
+    share, narrow_share = _own_shares(hardware)
     return Device(
         peak_flops_per_s=peak,
         wide_flops_per_s=rates.get("bfloat16", peak) if narrow else peak,
@@ -89,8 +90,8 @@ def device_of(hardware: Hardware, compute_dtype: str, coefficients: Coefficients
         memory_bytes=hardware.memory_bytes,
         coefficients=coefficients,
         element_bytes=4.0 if compute_dtype in ("float32", "tf32") else 2.0,
-        own_matmul_share=_own_shares(hardware)[0],
-        own_narrow_share=_own_shares(hardware)[1],
+        own_matmul_share=share,
+        own_narrow_share=narrow_share,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -125,16 +126,16 @@ def model_fingerprint(model: torch.nn.Module) -> str:
     return fingerprint(
         (
             name,
-            str(list(sizes.get(id(parameter), _own_shape(parameter)))),
+            str(list(sizes.get(id(parameter), local_part(parameter).shape))),
             dtype_name(shards.get(id(parameter), parameter).dtype),
         )
         for name, parameter in torch.nn.Module.named_parameters(unwrap(model), remove_duplicate=False)
     )
 
 
-def _own_shape(parameter: torch.Tensor) -> torch.Size:
-    local: torch.Tensor | None = getattr(parameter, "_local_tensor", None)  # of a DTensor
-    return parameter.shape if local is None else local.shape
+def local_part(value: Any) -> Any:
+    """Of a DTensor what this rank has of it; else the value itself."""
+    return getattr(value, "_local_tensor", value)
 
 
 def check_shardable(model: torch.nn.Module, num_stages: int) -> None:

@@ -15,12 +15,11 @@ from typing import Any
 
 import torch
 
+from memadvisor.cost.paged_updates import PARCEL_ALIGNMENT_BYTES
 from memadvisor.engines.lanes.lanes import EndedWell, Ticket
 from memadvisor.engines.lanes.tiers import Tier
 from memadvisor.engines.sharding.late import LateTensor
 from memadvisor.engines.sharding.sources import Part
-
-_ALIGNMENT_BYTES = 64  # of a tensor in a parcel, as the allocator aligns them
 
 Failed = Callable[[OSError], None]
 
@@ -188,5 +187,5 @@ def _laid_out(found: Found) -> tuple[tuple[Entry, ...], int]:
         entry = Entry(weakref.ref(parameter), key, tensor.shape, tuple(tensor.stride()), tensor.dtype, start)
         entries.append(entry)
         end = start + entry.size_bytes
-        start = -(-end // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        start = -(-end // PARCEL_ALIGNMENT_BYTES) * PARCEL_ALIGNMENT_BYTES
     return tuple(entries), end

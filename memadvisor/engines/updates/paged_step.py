@@ -24,6 +24,7 @@ from memadvisor.cost.owners import SCALARS
 from memadvisor.engines.lanes.coded_tier import CodedTier, codes_in
 from memadvisor.engines.lanes.lanes import Ticket
 from memadvisor.engines.lanes.tiers import Tier
+from memadvisor.engines.script.live import local_part
 from memadvisor.engines.sharding.flat import Flat
 from memadvisor.engines.sharding.late import LateTensor
 from memadvisor.engines.sharding.parcels import Failed, Parcel
@@ -276,11 +277,6 @@ class PagedStep:
             is_full = value.numel() == high - low
         dense = value.layout is torch.strided and torch.ops.aten.is_non_overlapping_and_dense(value)
         return is_full and bool(dense) and value.device == parameter.device
-
-
-def local_part(value: Any) -> Any:
-    """Of a DTensor what this rank has of it; else the value itself."""
-    return getattr(value, "_local_tensor", value)
 
 
 def put_into(state: dict[str, Any], key: str, tensor: torch.Tensor) -> None:

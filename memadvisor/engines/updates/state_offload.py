@@ -23,7 +23,7 @@ import torch
 from memadvisor.coded_states import LEAST_ELEMENTS
 from memadvisor.engines.lanes.coded_tier import tables_of
 from memadvisor.engines.lanes.tiers import make_tier
-from memadvisor.engines.script.live import LiveModel
+from memadvisor.engines.script.live import LiveModel, local_part
 from memadvisor.engines.script.undo import Undo
 from memadvisor.engines.sharding.flat import Flat
 from memadvisor.engines.sharding.late import LateTensor
@@ -35,7 +35,6 @@ from memadvisor.engines.updates.paged_step import (
     Optimizer,
     PagedStep,
     Parameters,
-    local_part,
     put_into,
 )
 from memadvisor.engines.updates.updates_by_unit import UpdatesByUnit
