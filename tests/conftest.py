@@ -7,6 +7,9 @@ are what the family `networks` of tests/capture/zoo runs on.
 Who records a training looks through all objects that Python's garbage collector knows, several times. Of those of a
 process that runs tests, most are torch's and pytest's own.
 
+Property tests draw the same examples every time, so that a change passes or fails for what it changes.
+`--hypothesis-profile=new` draws others.
+
 Where Python is told to write no bytecode, as in many containers, each process would compile all of ours, which takes
 longer than most of what is tested.
 """
@@ -22,8 +25,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.register_profile("new", deadline=None)
+settings.load_profile("same")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,13 +9,11 @@ import pytest
 import torch
 
 import memadvisor
-from memadvisor.analyzers import segments, unit_parts
+from memadvisor.analyzers import unit_parts
 from memadvisor.analyzers.segments import captured_step
-from memadvisor.analyzers.time_shares import TimeShares
 from memadvisor.cost import activation_changes, activations
 from memadvisor.cost.allocation_sequence import planned_sequence
 from memadvisor.cost.allocator_settings import AllocatorSettings
-from memadvisor.cost.second_run import FREE
 from memadvisor.cost.simulate import simulate
 from memadvisor.planning import advise as advising
 from memadvisor.planning.advise import advise
@@ -27,7 +25,7 @@ from memadvisor.write_schedule import write_schedule
 from tests.cost.test_allocation_sequence import exact_peak
 from tests.engines.trainings import make_plan
 from tests.planning.test_parts import KINDS, peak_of, recorded
-from tests.tried_again import TRIES
+from tests.steady_times import steady_times
 
 SHARES = (0.95, 0.85, 0.7, 0.6)
 MOST = 1000  # choices; of more, so many by chance
@@ -40,18 +38,7 @@ def plain(request, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _times_are_of_bytes_and_flops(monkeypatch):
-    """What is offered and chosen hangs on what operators take, which on a busy machine is anything."""
-
-    def of(_, rows):
-        return {
-            id(row): 1e-6
-            + ((row.read_bytes or 0) + (row.written_bytes or 0)) / 1e10
-            + row.executed_flops / 1e11
-            for row in rows
-        }
-
-    monkeypatch.setattr(TimeShares, "of", of)
-    monkeypatch.setattr(segments, "second_run_cost", lambda rank: FREE)
+    steady_times(monkeypatch)
 
 
 class Plays:
@@ -119,23 +106,16 @@ def test_the_choice_is_as_fast_as_the_best_of_many(plain):
     assert search.fastest(1) is None
 
 
-def advised(directory, kind, plans_of):
-    """A recording, its losses, and the first of its plans that has parts. What is faster hangs on how long its steps took,
-    so on a busy machine it is another recording's."""
-    for number in range(TRIES):
-        run, losses = recorded(directory / f"plain{number}", kind)
-        found = next((each for each in plans_of(run) if each.plan.parted_units), None)
-        if found is not None:
-            return run, losses, found
-    return pytest.fail(f"no plan had parts in {TRIES} tries")
+def with_parts(plans):
+    """The first that has parts."""
+    return next(each for each in plans if each.plan.parted_units)
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_what_whole_units_would_take_longer_for_is_advised_in_parts_and_measured(kind, tmp_path):
-    def best_plans(run):
-        return (advise(run, memory_bytes=int(share * peak_of(run))).plans[0] for share in (0.9, 0.8, 0.7))
-
-    _, losses, ranked = advised(tmp_path, kind, best_plans)
+    run, losses = recorded(tmp_path / "plain", kind)
+    budgets = (int(share * peak_of(run)) for share in (0.9, 0.8, 0.7))
+    ranked = with_parts(advise(run, memory_bytes=budget_bytes).plans[0] for budget_bytes in budgets)
     ours, losses_ours = recorded(tmp_path / "run", kind, ranked.plan)
 
     assert ranked.fits and not ranked.changes_script
@@ -163,14 +143,10 @@ def test_where_a_reservation_counts_parts_are_advised_too(tmp_path, monkeypatch)
         return replace(machine_for(*args), settings=AllocatorSettings())
 
     monkeypatch.setattr(advising, "machine_for", on_a_gpu)
-    plans = []
-
-    def all_plans(run):
-        plans[:] = advise(run, memory_bytes=int(0.85 * peak_of(run))).plans
-        return plans
-
-    run, _, ranked = advised(tmp_path, "gpt", all_plans)
+    run, _ = recorded(tmp_path / "plain", "gpt")
     budget_bytes = int(0.85 * peak_of(run))
+    plans = advise(run, memory_bytes=budget_bytes).plans
+    ranked = with_parts(plans)
 
     assert ranked.fits and ranked.prediction.peak_bytes <= ranked.prediction.reserved_bytes <= budget_bytes
     whole = [each for each in plans if each.fits and not each.plan.parted_units and not each.changes_script]
