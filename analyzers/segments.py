@@ -11,13 +11,12 @@ from fractions import Fraction
 from memadvisor.analyzers.autocast.step import required_autocast
 from memadvisor.analyzers.batch_sizes import slow_convolutions
 from memadvisor.analyzers.chunked_step import ChunkedStep, required_chunked_step
-from memadvisor.analyzers.data_ranks import num_splitting
 from memadvisor.analyzers.derivatives import copies_released_s, with_derivatives_inside
 from memadvisor.analyzers.fused_step import fused_seconds, with_fused_updates
 from memadvisor.analyzers.gradient_use import leaves_gradients_alone, updates_in_pieces
+from memadvisor.analyzers.lent_modules import lenders
 from memadvisor.analyzers.nested_backwards import with_nested_backwards
 from memadvisor.analyzers.observed_collectives import observed_collectives
-from memadvisor.analyzers.out_of_memory import way_on
 from memadvisor.analyzers.own_messages import with_own_messages
 from memadvisor.analyzers.own_updates import own_updates
 from memadvisor.analyzers.pieces import (
@@ -41,6 +40,7 @@ from memadvisor.analyzers.script_shards import (
 from memadvisor.analyzers.second_runs import second_run_cost, second_runs
 from memadvisor.analyzers.segment_memory import Memory, segment_memory
 from memadvisor.analyzers.split_times import split_durations
+from memadvisor.analyzers.traced_ranks import traced_peak_bytes, traced_ranks
 from memadvisor.analyzers.unit_operators import timed_operators
 from memadvisor.analyzers.unit_states import constant_states, planned_units, unit_states
 from memadvisor.asked import NOTHING, Asked
@@ -48,7 +48,6 @@ from memadvisor.autocast import WorkspacesOf
 from memadvisor.cost.late_sharding import NOTHING_LATE
 from memadvisor.cost.second_run import SecondRun, SecondRunCost
 from memadvisor.cost.step import CapturedStep, Segment
-from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import OptimizerRate
 from memadvisor.precision import FULL_PRECISION, Precision
 from memadvisor.run.records import Step
@@ -98,7 +97,7 @@ class RecordedStep:
         optimizer_rates: Sequence[OptimizerRate] = (),
         workspaces_of: WorkspacesOf | None = None,
     ) -> None:
-        traced, rank, step = _traced_ranks(run, of_rank)
+        traced, rank, step = traced_ranks(run, of_rank)
         # What several ranks share, and an allocator's blocks, are not played for a derivative.
         has_derivatives = (num_ranks or rank.process.world_size) == 1 and rank.process.device == "cpu"
         rank = _as_asked(rank, has_derivatives, asked, workspaces_of)
@@ -134,6 +133,7 @@ class RecordedStep:
         self._states = unit_states(rank, step, self._units)
         self._batch = _micro_batch_size(rank, step) if is_each_called_once(rank, step) else None
         self._gradients = live_gradients(rank, self._pieces)
+        self._lenders = lenders(rank, self._pieces, {unit.name for unit in self._units})
         self._leaves_gradients_alone = all(map(leaves_gradients_alone, traced))
         self._updates_together = not asked.fused_updates and any(
             row.phase == "optimizer" and row.name.startswith("aten::_foreach_") for row in rank.operators
@@ -174,7 +174,7 @@ class RecordedStep:
             device=rank.process.device,
             units=units,
             states=self._states,
-            segments=_segments(pieces, durations, memory, self._gradients),
+            segments=_segments(pieces, durations, memory, self._gradients, self._lenders),
             inner=memory.inner,
             cached=memory.cached,
             boundaries=memory.boundaries,
@@ -198,7 +198,7 @@ class RecordedStep:
             constant_state_bytes=self._constant_bytes,
             step_time_s=self._step_time_s,
             exposed_communication_s=self._exposed_s,
-            peak_bytes=_traced_peak_bytes(rank) or memory.peak_bytes,
+            peak_bytes=traced_peak_bytes(rank) or memory.peak_bytes,
             synced_micro_batches=self._synced,
             num_micro_batches=max(1, step.num_micro_batches),
             repeats=repeats,
@@ -212,53 +212,6 @@ class RecordedStep:
             holder=_holder(self._rank),
             late=late_sharding(rank, step) if self._groups else NOTHING_LATE,
         )
-
-
-def _traced_ranks(run: Run, of_rank: int | None) -> tuple[list[RankRun], RankRun, Step]:
-    """The ranks whose step was traced, of them the one whose peak is highest, and that step."""
-    if run.plan is not None:
-        raise UsageError(
-            "This run was made with a plan applied, and a plan is worked out from a plain run.",
-            hint="profile the script without a plan, and advise on that run.",
-        )
-    named = [rank for rank in run.ranks if of_rank in (None, rank.process.rank)]
-    traced = [rank for rank in named if rank.traced_step is not None and rank.storages]
-    if not traced:
-        way = way_on(run)
-        if way is not None:
-            raise UsageError("This run ran out of memory before a step of it was traced.", hint=way)
-        if not any(rank.steps for rank in named):
-            raise UsageError(
-                "No training step was seen in this run, so nothing is known of its memory.",
-                hint="`memadvisor show` says what was seen of it.",
-            )
-        other = next((f"; or with {rank.trace_option}" for rank in named if rank.trace_option), "")
-        raise UsageError(
-            "No step of this run was traced, so nothing is known of its memory.",
-            hint=f"profile it for more steps: the traced one comes after the warm-up{other}.",
-        )
-    rank = max(traced, key=_traced_peak_bytes)
-    if rank.pipeline_stages and of_rank is None:
-        raise UsageError(
-            "Each rank of this run holds stages of a pipeline, and what is asked for is worked out for ranks that have the "
-            "same model.",
-            hint="`memadvisor advise RUN --memory SIZE` makes plans for pipelines.",
-        )
-    if rank.tensor_parallel and (of_rank is None or rank.pipeline_stages):
-        raise UsageError(
-            f"{num_splitting(rank)} ranks of this run split the layers of a model, and what is asked for is worked out for ranks that have all of it.",
-            hint="`memadvisor advise RUN --memory SIZE` makes plans for them; `memadvisor estimate` predicts layouts with "
-            "tensor parallelism.",
-        )
-    step = rank.traced_step
-    if step is None:
-        raise AssertionError("a traced rank has a traced step")
-    return traced, rank, step
-
-
-def _traced_peak_bytes(rank: RankRun) -> int:
-    step = rank.traced_step
-    return (step.peak_allocated_bytes if step is not None else None) or 0
 
 
 def _micro_batch_size(rank: RankRun, step: Step) -> int | None:
@@ -360,6 +313,7 @@ def _segments(
     durations: Sequence[float],
     memory: Memory,
     gradients: Sequence[frozenset[str] | None],
+    lent: Sequence[tuple[str, ...]],
 ) -> tuple[Segment, ...]:
     return tuple(
         Segment(
@@ -378,8 +332,11 @@ def _segments(
             growth=levels.growth,
             last_gradient_bytes=levels.last_gradient_bytes,
             live_gradients=alive,
+            lenders=lenders_of,
         )
-        for piece, duration, levels, alive in zip(pieces, durations, memory.levels, gradients, strict=True)
+        for piece, duration, levels, alive, lenders_of in zip(
+            pieces, durations, memory.levels, gradients, lent, strict=True
+        )
     )
 
 

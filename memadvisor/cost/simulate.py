@@ -7,6 +7,7 @@ of moments, each the highest instant of a segment, of a recomputation or of an a
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -28,6 +29,7 @@ from memadvisor.cost.paged_parameters import PagedParameters
 from memadvisor.cost.paged_updates import PagedUpdates
 from memadvisor.cost.places import place_at, second_run_of
 from memadvisor.cost.played_collectives import PlayedCollectives
+from memadvisor.cost.segment_points import AFTER, PASSES, POINTS, lent_after, lent_before
 from memadvisor.cost.simulation import Simulation, Watcher
 from memadvisor.cost.step import NOTHING, Bytes, CapturedStep, Segment
 from memadvisor.cost.transfers import TransferTimes
@@ -134,7 +136,7 @@ class _Player:
     def _segment(self, position: int, is_last: bool, is_again: bool) -> None:
         segment, place = self.step.segments[position], self.step.places[position]
         enters, leaves = self.step.edges[position]
-        passing = _PASSES.get(segment.phase, "")
+        passing = PASSES.get(segment.phase, "")
         if passing == "backward" and segment.unit is None:
             passing = self.passing if self.passing == "backward" else ""  # the loss, outside the model
         if passing != self.passing:
@@ -143,7 +145,8 @@ class _Player:
             if segment.phase == "optimizer" and self.engine_time.is_known:
                 self._meet(1)
                 self.lanes.compute("optimizer step's pieces", self.engine_time.pieces_s())
-            self._actions(_POINTS[segment.phase][0], position, is_last)
+            self._actions(POINTS[segment.phase][0], position, is_last)
+        self._lend(lent_before(self.schedule, segment), position, is_last)
         self.engine.enter(segment, is_again=is_again)
         self._tell_states()
         view = self.engine.view(segment)
@@ -155,6 +158,7 @@ class _Player:
         share = self.engine.updates.late_time() if segment.phase == "optimizer" else 1.0
         self.lanes.compute(place, segment.duration_s * share + self.activations.rounding_s(position))
         self.engine.leave(segment)
+        self._lend(lent_after(self.schedule, segment), position, is_last)
         if self.watcher is not None:
             share = float(self._temporaries_share(position, view))
             self.watcher.segment(position, self.engine.tensors(), share)
@@ -162,7 +166,13 @@ class _Player:
             if segment.phase == "backward" and self.engine_time.is_known:
                 name = segment.unit or ""
                 self.lanes.compute(f"engine at the backward of {name}", self.engine_time.gradients_s(name))
-            self._actions(_POINTS[segment.phase][1], position, is_last)
+            self._actions(POINTS[segment.phase][1], position, is_last)
+
+    def _lend(self, lent: Iterator[tuple[Point, Action]], position: int, is_last: bool) -> None:
+        """Units of which the segment calls modules; FSDP2 does not know of such calls."""
+        for point, action in () if isinstance(self.engine, Fsdp2Memory) else lent:
+            following = position + (point in AFTER)
+            self._play_here(action, _Here(point, position, following, "passing_gradients", is_last))
 
     def _meet(self, stage: int) -> None:
         """All ranks meet if a unit is of this stage or a higher one."""
@@ -211,7 +221,7 @@ class _Player:
         """Play what the schedule asks for at one boundary of a segment."""
         segment = self.step.segments[position]
         unit = segment.unit or "" if segment.phase != "optimizer" else ""
-        is_over = point in _AFTER and position + 1 < len(self.step.segments)
+        is_over = point in AFTER and position + 1 < len(self.step.segments)
         self._act(point, unit, position, position + is_over, is_last)
 
     def _turn(self, position: int, passing: str, is_last: bool) -> None:
@@ -238,13 +248,13 @@ class _Player:
         view: View = "captured" if self.engine.replays else "passing_gradients"
         here = _Here(point, position, following, view, is_last)
         for action in actions:
-            if point in _POINTS["optimizer"] and action.kind is ActionKind.GATHER and action.overlaps:
+            if point in POINTS["optimizer"] and action.kind is ActionKind.GATHER and action.overlaps:
                 continue  # it falls into the next step, as that of the step before did into this one
             if point is Point.BEFORE_OPTIMIZER and action.unit in self.paged:
                 self._update_paged(action, here)
             elif point is Point.BEFORE_OPTIMIZER and action.unit in self.updated_alone:
                 self._update_alone(action, here)
-            elif action.kind in _TRANSFERS:
+            elif action.kind in (ActionKind.OFFLOAD, ActionKind.PREFETCH):
                 self.moved.play(action, segment.micro_batch, self._using_s(segment))
             elif self.pages.plays(action):
                 self._page(action, here)
@@ -387,14 +397,3 @@ class _Player:
     def _moment(self, place: str, segment: int, at: int, view: View, beside: Bytes) -> None:
         """What is there when segment `at` begins, and `beside`."""
         self.moments.add(place, segment, at, view, beside, self.engine.held())
-
-
-_POINTS = {
-    "forward": (Point.BEFORE_FORWARD, Point.AFTER_FORWARD),
-    "backward": (Point.BEFORE_BACKWARD, Point.AFTER_BACKWARD),
-    "optimizer": (Point.BEFORE_OPTIMIZER, Point.AFTER_OPTIMIZER),
-}
-_TRANSFERS = frozenset((ActionKind.OFFLOAD, ActionKind.PREFETCH))
-_AFTER = tuple(after for _, after in _POINTS.values())
-# A reduction may run under the rest of a backward, whose end waits for all of them.
-_PASSES = {"forward": "forward", "backward": "backward", "recompute": "backward"}

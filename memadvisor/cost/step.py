@@ -56,6 +56,7 @@ class Segment:
     of running a forward again, until the last tensor that its backward needs is there.
     last_gradient_bytes: of the last gradient that is added to those of its unit: autograd holds it while what follows from
     that is begun. 0 where it becomes the unit's buffer.
+    lenders: other units whose modules it calls, or is the backward of such calls of (two blocks that hold the same layer).
     live_gradients: of several models, those of whose units gradients are there when it begins; None where the script has
     one.
     """
@@ -75,6 +76,7 @@ class Segment:
     call: int = 0
     walk: int = 0
     last_gradient_bytes: int = 0
+    lenders: tuple[str, ...] = ()
 
     @property
     def pass_number(self) -> int | None:

@@ -337,6 +337,61 @@ def layers_otherwise(directory):
     return far_peaks(predicted.total_bytes, applied, rel=0.02)
 
 
+HELD_BY_ALL = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+class Block(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.up, self.down, self.layer = nn.Linear(64, 256), nn.Linear(256, 64), layer
+
+    def forward(self, x):
+        return x + self.layer(self.down(self.up(x).relu()))
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+layer = nn.Linear(64, 64)
+model = nn.Sequential(nn.Linear(16, 64), *(Block(layer) for _ in range(4)), nn.Linear(64, 10))
+model = DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(4):
+    loss = nn.functional.cross_entropy(model(torch.randn(16, 16)), torch.randint(10, (16,)))
+    print(f"loss {loss.item()!r}")
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("is_recomputed", [False, True])
+def test_a_layer_that_all_blocks_hold_brings_the_first_of_them_in_where_others_call_it(
+    tmp_path, is_recomputed
+):
+    some_try(tmp_path, lambda directory: held_by_all_otherwise(directory, is_recomputed))
+
+
+def held_by_all_otherwise(directory, is_recomputed):
+    """What comes ahead of a unit comes behind its own call, and not behind that of a layer of it."""
+    (directory / "held.py").write_text(HELD_BY_ALL)
+    script = {"script": directory / "held.py", "size": ()}
+    step = captured_step(memadvisor("profile", directory / "plain", **script))
+    names = [unit.name for unit in step.units if unit.is_block]
+    lent = {(s.phase, s.unit) for s in step.segments if s.lenders == (names[0],)}
+    assert lent == {(phase, name) for phase in ("forward", "backward") for name in names[1:]}
+    units = tuple(
+        UnitPlan(name=unit.name, zero_stage=3, recompute=is_recomputed and unit.name in names[::2])
+        for unit in step.units
+    )
+    plan = make_plan(2, 3, "chosen", units, overlap=True, gather_depth=1)
+    save_plan(plan, directory / "plan.json")
+    applied = memadvisor("run", directory / "run", "--plan", str(directory / "plan.json"), **script)
+    predicted = simulate(step, write_schedule(plan, step.units), TIMES).peak
+    return far_peaks(predicted.total_bytes, applied, rel=1e-4)
+
+
 def test_what_a_plan_reserves_is_what_its_own_allocations_would(tmp_path):
     """Recomputation's allocations, predicted in order from the plain run, reserve what those of the applied one do."""
     size = [

@@ -12,7 +12,7 @@ threads (service.py), so that nobody has to take part who does not know of it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -63,6 +63,7 @@ class Executor:
         self._schedule = schedule
         self._hooks = hooks
         self._uses = model.uses
+        self._entered: list[str] = []  # units of stage 3 whose calls are under way, the innermost last
         self.number = number
         self.units = sharded.units
         self.flats = sharded.flats
@@ -121,30 +122,40 @@ class Executor:
     def enter_module(self, module: torch.nn.Module) -> None:
         if id(module) in self.tops and not self._hooks.in_backward:
             self._pass_begins()
-        for name in self._uses.get(id(module), ()):
+        names = self._uses.get(id(module), ())
+        is_lent = self._is_lent(names)
+        for name in names:
             unit = self.units[name]
             if unit.stage == 3:
                 unit.depth += 1
                 if unit.depth == 1:
-                    self._play(Point.BEFORE_FORWARD, unit)
+                    self._entered.append(name)
+                    self._play(Point.BEFORE_FORWARD, unit, is_lent=is_lent)
                 unit.pushes.append(SavedParameters.push(self.gathers) if torch.is_grad_enabled() else 0)
             elif any(flat.arriving is not None for flat in unit.flats):
                 self._play(Point.BEFORE_FORWARD, unit)
 
     def leave_module(self, module: torch.nn.Module, output: Any) -> None:
-        for name in reversed(self._uses.get(id(module), ())):
+        names = self._uses.get(id(module), ())
+        for name in reversed(names):
             unit = self.units[name]
             if unit.stage != 3 or unit.depth == 0:
                 continue
             unit.depth -= 1
+            if unit.depth == 0:
+                self._entered.remove(name)
             if unit.pushes and unit.pushes.pop():  # nothing was pushed where the unit could not be gathered
                 SavedParameters.pop()
             if unit.depth == 0 and not self._hooks.in_backward:
                 # A pass inside the backward recomputes; its parameters are needed again at once.
-                self._mark_backward(unit, output)
+                self._mark_backward(unit, output, is_lent=self._is_lent(names))
                 self._play(Point.AFTER_FORWARD, unit)
         if id(module) in self.tops and not self._hooks.in_backward:
             self._pass_ends()
+
+    def _is_lent(self, names: Collection[str]) -> bool:
+        """Whether a module that needs these units is called by another unit, which holds it too."""
+        return bool(self._entered) and self._entered[-1] not in names
 
     def _pass_begins(self) -> None:
         self.early.pass_begins()
@@ -185,7 +196,7 @@ class Executor:
                 if kept:
                     unit.drop_second()
 
-    def _mark_backward(self, unit: UnitState, output: Any) -> None:
+    def _mark_backward(self, unit: UnitState, output: Any, *, is_lent: bool) -> None:
         """Have the unit's backward announced by the gradients of its outputs."""
         if not torch.is_grad_enabled():
             return
@@ -196,7 +207,7 @@ class Executor:
             if executor is not None:
                 sharded = executor.sharded
                 sharded.collective, sharded.asks = collective, asks
-                executor._unit_backward_begins(unit)
+                executor._unit_backward_begins(unit, is_lent=is_lent)
 
         leaves: list[Any] = tree_leaves(output)
         for tensor in leaves:
@@ -208,7 +219,7 @@ class Executor:
     def backward_begins(self) -> None:
         self.reductions.begin()
 
-    def _unit_backward_begins(self, unit: UnitState) -> None:
+    def _unit_backward_begins(self, unit: UnitState, *, is_lent: bool) -> None:
         if not self._hooks.in_backward or unit.has_come:
             # An output that a unit is given and hands on (T5's position bias) has its gradient only when all whom it went
             # through are done with it: their parameters would come back, and stay until the backward ends.
@@ -218,7 +229,7 @@ class Executor:
             if other is not unit and other.stage == 3 and other.is_frozen_and_done:
                 self._release_unit(other)
         unit.in_backward = True
-        self._play(Point.BEFORE_BACKWARD, unit)
+        self._play(Point.BEFORE_BACKWARD, unit, is_lent=is_lent)
 
     def unit_backward_ends(self, unit: UnitState) -> None:
         """All gradients of the unit are there; its reduction follows when its turn has come."""
@@ -238,15 +249,18 @@ class Executor:
 
     # ---- actions -----------------------------------------------------------------------------
 
-    def _play(self, point: Point, unit: UnitState, only: ActionKind | None = None) -> None:
+    def _play(
+        self, point: Point, unit: UnitState, only: ActionKind | None = None, *, is_lent: bool = False
+    ) -> None:
+        """`is_lent`: another unit calls a module of it."""
         self.sharded.unit = unit.name
         # What follows a forward that the backward runs again is the unit before; and what follows one whose unit is there
-        # from an earlier call in this pass (its parameters are tied) has had its turn.
+        # from an earlier call in this pass (its parameters are tied) has had its turn; behind a layer that is lent it has its own.
         is_again = self._hooks.in_backward or (unit.stage == 3 and unit.present)
         for action in self._schedule.at(point, unit.name):
             if only is not None and action.kind is not only:
                 continue
-            if point is Point.BEFORE_FORWARD and action.overlaps and is_again:
+            if action.overlaps and (is_lent or (point is Point.BEFORE_FORWARD and is_again)):
                 continue
             if action.kind is ActionKind.GATHER:
                 self._gather_unit(action)

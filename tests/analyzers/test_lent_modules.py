@@ -1,0 +1,34 @@
+"""Modules that one unit holds and another calls."""
+
+from dataclasses import replace
+
+from memadvisor.analyzers.lent_modules import lenders
+from memadvisor.analyzers.pieces import cut_step
+from tests.make_run import make_run
+
+
+def test_a_unit_lends_what_others_run_of_it_inside_their_own_passes():
+    """Not what runs outside of units, nor what is of none, nor its own."""
+    rank = make_run(num_blocks=3).ranks[0]
+    pieces = cut_step(rank.spans, rank.traced_step)
+    places = {(piece.unit, piece.phase): n for n, piece in enumerate(pieces) if piece.micro_batch == 0}
+    names = {unit.name for unit in rank.units}
+    operator = rank.operators[0]
+
+    def at(place, unit):
+        middle_s = (pieces[place].start_s + pieces[place].end_s) / 2
+        return replace(operator, start_s=middle_s, end_s=middle_s, unit=unit)
+
+    forward, backward = places["blocks.2", "forward"], places["blocks.1", "backward"]
+    optimizer = next(n for n, piece in enumerate(pieces) if piece.phase == "optimizer")
+    rows = [
+        *(at(forward, unit) for unit in ("blocks.0", "blocks.2", "blocks.1", "blocks.0", "other")),
+        at(backward, "blocks.0"),
+        at(optimizer, "blocks.0"),
+    ]
+    found = lenders(replace(rank, operators=tuple(rows)), pieces, names)
+
+    assert {n: each for n, each in enumerate(found) if each} == {
+        forward: ("blocks.0", "blocks.1"),
+        backward: ("blocks.0",),
+    }
