@@ -366,14 +366,11 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("is_recomputed", [False, True])
-def test_a_layer_that_all_blocks_hold_brings_the_first_of_them_in_where_others_call_it(
-    tmp_path, is_recomputed
-):
-    some_try(tmp_path, lambda directory: held_by_all_otherwise(directory, is_recomputed))
+def test_a_layer_that_all_blocks_hold_brings_the_first_of_them_in_where_others_call_it(tmp_path):
+    some_try(tmp_path, held_by_all_otherwise)
 
 
-def held_by_all_otherwise(directory, is_recomputed):
+def held_by_all_otherwise(directory):
     """What comes ahead of a unit comes behind its own call, and not behind that of a layer of it."""
     (directory / "held.py").write_text(HELD_BY_ALL)
     script = {"script": directory / "held.py", "size": ()}
@@ -382,8 +379,7 @@ def held_by_all_otherwise(directory, is_recomputed):
     lent = {(s.phase, s.unit) for s in step.segments if s.lenders == (names[0],)}
     assert lent == {(phase, name) for phase in ("forward", "backward") for name in names[1:]}
     units = tuple(
-        UnitPlan(name=unit.name, zero_stage=3, recompute=is_recomputed and unit.name in names[::2])
-        for unit in step.units
+        UnitPlan(name=unit.name, zero_stage=3, recompute=unit.name in names[::2]) for unit in step.units
     )
     plan = make_plan(2, 3, "chosen", units, overlap=True, gather_depth=1)
     save_plan(plan, directory / "plan.json")
