@@ -165,7 +165,7 @@ def choose_arrangement(
 
     At most `num_moves` moves are tried from a start. Where all arrangements are no more than that, all of them
     are, and the answer is exact. Else it is never slower than any of `starts` that fits, but not always the
-    fastest there is: docs/planning.md says how near it comes.
+    fastest there is: docs/planning/measured.md says how near it comes.
     """
     if space.size <= num_moves:
         return min(space.all(), key=lambda arrangement: _rank(evaluate(arrangement), budget_bytes))

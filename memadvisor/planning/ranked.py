@@ -13,7 +13,7 @@ _RUNGS = 8  # budgets between the smallest peak and that without recomputation
 # step what the traced one did not, and is stopped then.
 _WORTH_EARLY = 0.01
 # The same of activations elsewhere: what transfers take from compute is not predicted, and was 3 to 4 % of a step more
-# than what second runs are predicted too low by (docs/planning.md).
+# than what second runs are predicted too low by (docs/planning/measured.md).
 WORTH_MOVING = 0.05
 
 

@@ -292,7 +292,7 @@ class Search:
 
     def _keeping(self, step: CapturedStep) -> RankedPlan | None:
         """The best plan's way of sharding, with a choice inside units, where units as they are do not fit. It has not been
-        measured to be faster where they do (docs/planning.md)."""
+        measured to be faster where they do (docs/planning/measured.md)."""
         if step.repeats > 1 or not self._kinds:
             return None
         place = min(range(len(self._kinds)), key=lambda place: order(self._kinds[place].ranked))

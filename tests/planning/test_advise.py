@@ -43,7 +43,7 @@ MEASURED = Hardware(
 @example([2_060_014, 2_097_151])  # 1.4 % slower
 @settings(max_examples=5, deadline=None)
 def test_more_memory_makes_the_best_plan_slower_by_no_more_than_a_local_search_misses(budgets):
-    """5 %: a stage for each unit is searched locally (docs/planning.md)."""
+    """5 %: a stage for each unit is searched locally (docs/planning/measured.md)."""
     small, large = (advise(RUN, memory_bytes=budget) for budget in sorted(budgets))
 
     if small.best is not None:
