@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import _disable_current_modes
 
 from memadvisor.capture.allocator_snapshot import AllocatorSnapshot
 from memadvisor.capture.autocast_rows import autocast_off_rows, idle_cast_rows
@@ -132,8 +133,9 @@ class RankWriter:
         predicts without it."""
         if self._options.measure_engines is None:
             return
-        # A mode of the script's may be in force; its hooks would be asked what our own trainings keep.
-        with contextlib.suppress(Exception), hooks_aside(lambda pack: True):
+        # A mode may be in force, and hooks. The script's would be asked what our own trainings do and keep; the watch of
+        # --memory-limit took our tensors for the script's, and said that a training that fits had run out of memory.
+        with contextlib.suppress(Exception), hooks_aside(lambda pack: True), _disable_current_modes():
             measured = self._options.measure_engines()
             self._engines_s = measured if device.type == "cpu" else measured[:_NUM_OF_HOST]
             self.write_process(device)

@@ -57,6 +57,18 @@ def test_a_script_that_halves_its_batch_goes_on(halved):
     assert len(rank.steps) == 5 and rank.traced_step.index == 2
 
 
+def test_what_the_recorder_measures_is_not_held_against_the_limit(tmp_path):
+    """Its own trainings pass over 8 MiB once a step is traced; under a limit they were said to be the script's failure."""
+    out = tmp_path / "run"
+    done = profile(out, "--memory-limit", "5MiB", script=("100", "raise"))
+
+    assert done.returncode == 0, done.stderr
+    assert "out of memory" not in done.stderr
+    assert events_of(out) == ()
+    [rank] = load_run(out).ranks
+    assert rank.process.second_run_call_s is not None and rank.process.rounding_tensor_s is not None
+
+
 def test_the_event_says_what_was_asked_for_where_and_what_held_the_rest(halved):
     """Worked out by hand for the first step: float32, 4000 samples, four blocks of 64 and 256 features."""
     _, out = halved
