@@ -37,10 +37,7 @@ def check_target(target: Target) -> None:
     """Raise UsageError for a script that is not there; a missing module is found out by running it."""
     path, here = Path(target.name), working_directory()
     if target.is_module:
-        package = target.name.partition(".")[0]
-        if package not in sys.builtin_module_names and not PathFinder.find_spec(
-            package, [str(here), *sys.path]
-        ):
+        if not _has_finder(target.name.partition(".")[0], here):
             raise UsageError(f"There is no module {target.name!r}.", hint="name it as for `python -m`.")
         return
     if target.name == "-":
@@ -63,6 +60,15 @@ def check_target(target: Target) -> None:
         raise UsageError(
             f"{target.name!r} cannot be read: {error.strerror}.", hint="check its permissions."
         ) from error
+
+
+def _has_finder(package: str, here: Path) -> bool:
+    """Whether something would import it, as files in the path or otherwise: what pip installs in place has often a finder
+    of its own. Nothing is imported."""
+    if PathFinder.find_spec(package, [str(here), *sys.path]):
+        return True
+    others = [finder for finder in sys.meta_path if finder is not PathFinder and hasattr(finder, "find_spec")]
+    return any(finder.find_spec(package, None) for finder in others)
 
 
 def run_target(target: Target) -> None:

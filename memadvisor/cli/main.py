@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from itertools import pairwise
 from types import FrameType
 from typing import Any
 
@@ -40,10 +42,23 @@ class _Parser(argparse.ArgumentParser):
         self.register("type", int, _whole)
         self.register("type", float, _number)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._words = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> None:  # type: ignore[override]
+        message = self._of_a_negative(message) or message
         hint = "" if " Hint: " in message else f". Hint: `{self.prog} --help` lists the options."
         print(f"{self.prog}: {message}{hint}", file=sys.stderr)
         raise SystemExit(2)
+
+    def _of_a_negative(self, message: str) -> str | None:
+        """argparse takes `-5GiB` for an option, and says that nothing follows the one before it."""
+        names = message.removeprefix("argument ").removesuffix(": expected one argument")
+        for name, value in pairwise(self._words if "expected one argument" in message else ()):
+            if name in names.split("/") and re.match(r"-[\d.]", value):
+                return f"argument {names}: {value!r} is negative"
+        return None
 
 
 def _whole(text: str) -> int:

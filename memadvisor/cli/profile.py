@@ -117,7 +117,10 @@ def target_of(arguments: argparse.Namespace) -> Target:
     """The script that follows our options. Raises UsageError when there is none."""
     target: Target | None = arguments.target
     if target is None:
-        raise UsageError("No script is named.", hint="memadvisor profile train.py, or -m package.module.")
+        raise UsageError(
+            "No script is named.",
+            hint=f"memadvisor {arguments.command} [OPTIONS] train.py, or -m package.module.",
+        )
     check_target(target)
     return target
 

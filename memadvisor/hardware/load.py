@@ -71,7 +71,7 @@ def load_hardware(name_or_path: str) -> Hardware:
 
 
 def _nearest(name: str) -> str:
-    """The few known devices that a name may have meant; all of them where it is like none."""
+    """The few known devices that a name may have meant; what all of them begin with where it is like none."""
     entries = {entry.name.casefold(): entry.name for entry in CATALOGUE}
     heads: dict[str, list[str]] = {}
     for entry in entries.values():
@@ -80,9 +80,9 @@ def _nearest(name: str) -> str:
     of_family = get_close_matches(name.casefold().partition("-")[0], heads, n=2, cutoff=0.6)
     near += [entry for head in of_family for entry in heads[head]]
     shown = list(dict.fromkeys(near))[:_NUM_NEAREST]
-    return (
-        f"the nearest known are {', '.join(shown)}" if shown else f"known are {', '.join(entries.values())}"
-    )
+    if shown:
+        return f"the nearest known are {', '.join(shown)}"
+    return f"known names begin with {', '.join(dict.fromkeys(each.partition('-')[0] for each in entries.values()))}"
 
 
 def named_hardware(name: str) -> Hardware | None:
