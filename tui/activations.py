@@ -14,10 +14,11 @@ from memadvisor.analyzers.checkpointing import Checkpointing
 from memadvisor.tui.drawing import CATEGORY_COLORS
 from memadvisor.tui.pane import Pane, why_untraced
 from memadvisor.tui.table import Column, Row, SearchTable, matcher
-from memadvisor.tui.text import number, operator, paragraph, words
+from memadvisor.tui.text import module, number, operator, paragraph, words
 from memadvisor.tui.view import View
 from memadvisor.units import format_bytes, format_seconds
 
+_BESIDE = 64  # columns of the screen that bytes, times and operator take
 _NUM_SHOWN = 1000
 _COLUMNS = (
     Column("bytes", is_number=True),
@@ -68,7 +69,7 @@ class ActivationsPane(Pane):
         self.query_one("#activations-summary", Static).update(
             _summary(found, view.result.checkpointing, len(chosen))
         )
-        table.fill(_COLUMNS, [_row(life) for life in chosen[:_NUM_SHOWN]], marked)
+        table.fill(_COLUMNS, [_row(life, self.size.width) for life in chosen[:_NUM_SHOWN]], marked)
 
 
 def _summary(found: Activations, checkpoints: Checkpointing | None, num_chosen: int) -> Text:
@@ -114,17 +115,17 @@ def _checkpoint(found: Checkpointing | None) -> tuple[str, ...]:
     )
 
 
-def _row(life: Lifetime) -> Row:
+def _row(life: Lifetime, width: int) -> Row:
     return Row(
         key=str(life.storage_id),
         cells=(
             number(format_bytes(life.size_bytes)),
-            words(life.module or "(model)"),
+            module(life.module, width, _BESIDE),
             number(format_seconds(life.born_s)),
             number(format_seconds(life.kept_s) if life.kept_s is not None else "-"),
             number(format_seconds(life.released_s) if life.released_s is not None else "-"),
             operator(life.operator),
-            words(", ".join(life.saved_by)),
+            words(", ".join(name.removeprefix("aten::") for name in life.saved_by)),
             words(_others(life)),
             words(life.shape),
             words(_form(life)),

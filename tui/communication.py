@@ -70,7 +70,9 @@ class CommunicationPane(Pane):
         width = max(20, self.size.width - 4)
         self.query_one("#communication-summary", Static).update(lines(_summary(found, width)))
         rows = [_operation_row(i, operation) for i, operation in enumerate(found.operations)]
-        refill(self.query_one("#communication-operations", DataTable), _OPERATIONS, rows)
+        operations = self.query_one("#communication-operations", DataTable)
+        operations.display = bool(rows)
+        refill(operations, _OPERATIONS, rows)
         self._fill_shares("groups", Column("group"), [_share_row(row, "unnamed") for row in found.groups])
         self._fill_shares(
             "units", Column("unit"), [_share_row(row, "outside any unit") for row in found.units]
@@ -91,6 +93,8 @@ class CommunicationPane(Pane):
 
 
 def _summary(found: Communication, width: int) -> list[Text]:
+    if found.num_calls == 0:
+        return [paragraph("No collective ran in the traced step: this rank communicated with nobody.")]
     unfinished = f", {found.num_unfinished} never seen to end" if found.num_unfinished else ""
     rows = [
         paragraph(

@@ -17,11 +17,12 @@ from memadvisor.tui.chart import MemoryChart, PhaseSpan
 from memadvisor.tui.drawing import CATEGORY_COLORS
 from memadvisor.tui.pane import Pane, why_untraced
 from memadvisor.tui.table import Column, Row, refill, row_table
-from memadvisor.tui.text import flow, legend, lines, number, operator, paragraph, words
+from memadvisor.tui.text import flow, legend, lines, module, number, operator, paragraph, words
 from memadvisor.tui.view import View
 from memadvisor.units import format_bytes, format_seconds
 
 _NUM_ALIVE = 100
+_BESIDE = 55  # columns of the screen that bytes, category and operator take
 _COLUMNS = (
     Column("bytes", is_number=True),
     Column("category"),
@@ -77,10 +78,11 @@ class MemoryPane(Pane):
         by_category = {name: int(sizes[entry]) for name, sizes in timeline.by_category_bytes.items()}
         phase, unit, _ = where(view.rank, max(clock_s, timeline.start_s + time_s))
         place, total_bytes = position_in_words(phase, unit), int(timeline.total_bytes[entry])
-        rows = _moment(time_s, place, total_bytes, by_category, max(20, self.size.width - 4))
-        self.query_one("#memory-moment", Static).update(lines(rows))
+        said = _moment(time_s, place, total_bytes, by_category, max(20, self.size.width - 4))
+        self.query_one("#memory-moment", Static).update(lines(said))
         alive = nlargest(_NUM_ALIVE, alive_storages(view.rank, clock_s), key=lambda row: row.size_bytes)
-        refill(self.query_one("#memory-alive", DataTable), _COLUMNS, [_row(storage) for storage in alive])
+        rows = [_row(storage, self.size.width) for storage in alive]
+        refill(self.query_one("#memory-alive", DataTable), _COLUMNS, rows)
 
 
 def _moment(
@@ -95,13 +97,13 @@ def _moment(
     return [line, *flow(legend(parts), width)]
 
 
-def _row(storage: Storage) -> Row:
+def _row(storage: Storage, width: int) -> Row:
     return Row(
         key=str(storage.storage_id),
         cells=(
             number(format_bytes(storage.size_bytes)),
             words(storage.category.replace("_", " "), CATEGORY_COLORS.get(storage.category, "")),
-            words(storage.module or storage.unit or "(model)"),
+            module(storage.module or storage.unit, width, _BESIDE),
             operator(storage.operator or ("before the step" if storage.phase == "baseline" else "")),
             words(storage.shape),
             words(storage.dtype),

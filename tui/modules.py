@@ -12,12 +12,13 @@ from textual.widgets import DataTable, Static
 from memadvisor.tui.drawing import bar
 from memadvisor.tui.pane import Pane
 from memadvisor.tui.table import Column, Matcher, Row, SearchTable, matcher
-from memadvisor.tui.text import number, paragraph, words
+from memadvisor.tui.text import module, number, paragraph, words
 from memadvisor.tui.tree import TreeNode, module_tree
 from memadvisor.tui.view import View
 from memadvisor.units import counted, format_bytes, format_count
 
 _BAR_WIDTH = 10
+_BESIDE = 52  # columns of the screen that the figures and the bar take
 _COLUMNS = (
     Column("module"),
     Column("at peak", is_number=True),
@@ -82,7 +83,8 @@ class ModulesPane(Pane):
         rows = self._searched(root, key, matcher(query)) if query else self._unfolded(root, key)
         self.query_one("#modules-summary", Static).update(_summary(view, len(rows)))
         largest = root.peak_bytes or 0
-        table.fill(_COLUMNS, [_row(node, label, largest) for node, label in rows], marked)
+        shown = [_row(node, label, largest, self.size.width) for node, label in rows]
+        table.fill(_COLUMNS, shown, marked)
 
     def _unfolded(self, node: TreeNode, key: Callable[[TreeNode], int]) -> list[tuple[TreeNode, str]]:
         folded = self._is_folded(node)
@@ -120,12 +122,16 @@ def _summary(view: View, num_rows: int) -> Text:
     )
 
 
-def _row(node: TreeNode, label: str, largest_bytes: int) -> Row:
+def _row(node: TreeNode, label: str, largest_bytes: int, width: int) -> Row:
     peak_bytes = node.peak_bytes
+    own = label.lstrip(" ▸▾")
+    name = module(own, width, _BESIDE, before=label.removesuffix(own))
+    if node.name == node.unit:
+        name.stylize("bold")
     return Row(
         key=_key(node),
         cells=(
-            words(label, "bold" if node.name == node.unit else ""),
+            name,
             number(format_bytes(peak_bytes) if peak_bytes is not None else "-"),
             words(bar(peak_bytes or 0, largest_bytes, _BAR_WIDTH).ljust(_BAR_WIDTH), "#4c8dff"),
             number(format_bytes(node.saved_bytes) if node.saved_bytes is not None else "-"),

@@ -15,13 +15,14 @@ from memadvisor.run.records import Span, Step
 from memadvisor.tui.drawing import PHASE_COLORS, sparkline, stacked_bar
 from memadvisor.tui.pane import Pane, why_no_step
 from memadvisor.tui.table import Column, Row, refill, row_table
-from memadvisor.tui.text import flow, legend, lines, number, paragraph, words
+from memadvisor.tui.text import flow, legend, lines, number, paragraph
 from memadvisor.tui.view import View
 from memadvisor.units import format_bytes, format_seconds
 
 _NUM_SHOWN = 500
-_PHASES = ("forward", "recompute", "backward", "optimizer", "outside")
+_PHASES = ("forward", "backward", "recompute", "optimizer", "outside")
 _WAIT = "data wait"  # part of outside
+_AGAIN = "recompute"  # part of backward, as in the median's phases
 _PHASE_KINDS = ("forward", "unit_recompute", "backward", "optimizer")
 
 
@@ -92,7 +93,7 @@ def _summary(view: View, width: int) -> list[Text]:
     rows = [
         paragraph(
             (f"{len(steps)} step{'s' if len(steps) != 1 else ''}", "bold"),
-            f", {len(steps) - len(timed)} traced{shown}",
+            f", {len(steps) - len(timed)} traced (*, slow){shown}",
         )
     ]
     time = view.result.step_time
@@ -116,24 +117,30 @@ def _summary(view: View, width: int) -> list[Text]:
 
 
 def _columns(phases: Sequence[str], waits: Sequence[str]) -> list[Column]:
-    figures = ("step", "time", *phases, *waits, "allocated", "peak")
-    return [*(Column(title, is_number=True) for title in figures), Column("kind")]
+    return [Column(title, is_number=True) for title in ("step", "time", *phases, *waits, "peak", "allocated")]
 
 
 def _row(
     step: Step, seconds: Mapping[str, float], phases: Sequence[str], waits: Sequence[float | None]
 ) -> Row:
-    figures = [number(format_seconds(seconds[phase]) if phase in seconds else "") for phase in phases]
-    figures += [number("-" if wait_s is None else format_seconds(wait_s)) for wait_s in waits]
     style = "dim" if step.traced else ""
+    sizes = (step.peak_allocated_bytes, step.allocated_bytes)
     return Row(
         key=str(step.index),
         cells=(
-            number(str(step.index)),
+            number(f"*{step.index}" if step.traced else str(step.index), style),
             number(format_seconds(step.duration_s), style or "bold"),
-            *figures,
-            number(format_bytes(step.allocated_bytes) if step.allocated_bytes is not None else "-"),
-            number(format_bytes(step.peak_allocated_bytes) if step.peak_allocated_bytes is not None else "-"),
-            words("traced (slow)" if step.traced else "timed", style),
+            *(number(_of_phase(phase, seconds, phases)) for phase in phases),
+            *(number("-" if wait_s is None else format_seconds(wait_s)) for wait_s in waits),
+            *(number("-" if size_bytes is None else format_bytes(size_bytes)) for size_bytes in sizes),
         ),
     )
+
+
+def _of_phase(phase: str, seconds: Mapping[str, float], phases: Sequence[str]) -> str:
+    """Of a step in which no module was listened to, what was forward is not known, nor what was outside."""
+    if phase in ("forward", "outside") and "forward" in phases and "forward" not in seconds:
+        return "-"
+    if phase == "backward" and phase in seconds:
+        return format_seconds(seconds[phase] + seconds.get(_AGAIN, 0.0))
+    return format_seconds(seconds[phase]) if phase in seconds else ""

@@ -13,6 +13,7 @@ from rich.text import Text
 
 # Controls, invisible formatting (bidirectional overrides among it), lone surrogates, line separators.
 _LONGEST_OPERATOR = 30  # characters
+_SHORTEST_NAME, _LONGEST_NAME = 26, 60
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
@@ -32,8 +33,17 @@ def words(text: str, style: str = "") -> Text:
 def operator(name: str) -> Text:
     """As the other views name it, without torch's namespace; a long one by its end, which tells it from others: columns
     after it must be on the screen."""
-    name = name.removeprefix("aten::")
-    return words(name if len(name) <= _LONGEST_OPERATOR else f"...{name[3 - _LONGEST_OPERATOR :]}")
+    return words(_by_its_end(name.removeprefix("aten::"), _LONGEST_OPERATOR))
+
+
+def module(name: str, width: int, beside: int, before: str = "") -> Text:
+    """In a table of `width` columns with `beside` of them for others; a long one by its end, which tells it from others."""
+    room = max(_SHORTEST_NAME, min(_LONGEST_NAME, width - beside)) - len(before)
+    return words(before + _by_its_end(name or "(model)", max(_SHORTEST_NAME // 2, room)))
+
+
+def _by_its_end(name: str, longest: int) -> str:
+    return name if len(name) <= longest else f"...{name[3 - longest :]}"
 
 
 def number(text: str, style: str = "") -> Text:

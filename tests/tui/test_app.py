@@ -114,7 +114,7 @@ def test_every_tab_opens_by_its_number(run_directory, size):
         ("2", ["peak", "forward", "backward", "3.87 MiB", "backward of blocks.2"]),
         ("3", ["25 modules", "(model)", "embedding", "Block"]),
         ("4", ["1.38 MiB", "head", "mm"]),
-        ("5", ["8 steps", "1 traced", "traced (slow)", "102 ms"]),
+        ("5", ["8 steps", "1 traced (*, slow)", "102 ms"]),
         (
             "6",
             [

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memadvisor.tui.text import flow, legend, number, operator, paragraph, plain, words
+from memadvisor.tui.text import flow, legend, module, number, operator, paragraph, plain, words
 
 HOSTILE = ["layers[/0]", "[red]x", "\x1b[31mred", "a\nb", "\u202eevil", "\ud800", "\x9b31m", "[/]", "\\[x"]
 
@@ -42,3 +42,17 @@ def test_a_long_operator_is_told_by_its_end():
         operator("aten::_scaled_dot_product_flash_attention_for_cpu").plain
         == "...uct_flash_attention_for_cpu"
     )
+
+
+def test_a_long_module_is_shown_by_its_end_so_that_the_columns_behind_it_are_on_the_screen():
+    """Its beginning is that of all modules around it; cut at its end, rows looked alike and figures were out of sight."""
+    name = "hierarchical_representation_backbone_with_residual_connections.3.first_projection"
+
+    narrow, wide = module(name, 80, 64).plain, module(name, 160, 64).plain
+    assert narrow.endswith(".3.first_projection")
+    assert narrow.startswith("...") and len(narrow) == 26
+    assert wide.endswith(narrow[3:]) and len(wide) == 60
+    assert module("blocks.0.attn", 80, 64).plain == "blocks.0.attn"
+    assert module("", 80, 64).plain == "(model)"
+    in_tree = module(name, 80, 64, before="  ▾ ").plain
+    assert in_tree.startswith("  ▾ ...") and in_tree.endswith(narrow[-10:]) and len(in_tree) == 26
