@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from memadvisor.analyzers.data_ranks import num_data_ranks
 from memadvisor.analyzers.data_waits import DataWaits
+from memadvisor.analyzers.evaluation import Evaluation
 from memadvisor.analyzers.first_changes import FirstChange
 from memadvisor.analyzers.out_of_memory import way_on
 from memadvisor.analyzers.peak import PeakBreakdown
@@ -162,7 +163,7 @@ def _temporaries(peak: PeakBreakdown, share: float, *, is_chunkable: bool) -> st
 def _time(view: RankView) -> Iterator[str]:
     time, traffic, skew = view.result.step_time, view.result.communication, view.analysis.skew
     if time is not None and time.median_s > 0:
-        yield from _outside(time, view.result.data_waits)
+        yield from _outside(time, view.result.data_waits, view.result.evaluation)
     step = view.recorded.traced_step
     exposed_s = None if traffic is None else traffic.exposed_s
     if step is not None and exposed_s is not None and exposed_s >= EXPOSED_WORTH_NAMING * step.duration_s:
@@ -180,7 +181,7 @@ def _time(view: RankView) -> Iterator[str]:
             )
 
 
-def _outside(time: StepTime, waits: DataWaits | None) -> Iterator[str]:
+def _outside(time: StepTime, waits: DataWaits | None, seen: Evaluation | None) -> Iterator[str]:
     """What of a step is in no phase: waiting for data, as far as that is known, and the rest."""
     waited_s, outside_s = time.data_wait_s, time.by_phase_s["outside"]
     is_known = waited_s is not None and waits is not None
@@ -194,6 +195,9 @@ def _outside(time: StepTime, waits: DataWaits | None) -> Iterator[str]:
     if rest_s >= WORTH_NAMING * time.median_s:
         beside = " and not waiting for a DataLoader" if is_known else ""
         where = "logging, metrics and copies to the device" if is_known else "data loading and logging"
+        if seen is not None and seen.num_calls:
+            steps = f"{seen.num_steps} timed step{'s' if seen.num_steps != 1 else ''}"
+            where = f"evaluations ({format_seconds(seen.time_s)} in {steps}), {where}"
         yield (
             f"{format_fraction(rest_s / time.median_s)} of a step ({format_seconds(rest_s)}) is outside "
             f"forward, backward and optimizer{beside}: look at {where}."

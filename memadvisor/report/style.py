@@ -107,7 +107,7 @@ figcaption{display:flex;flex-wrap:wrap;align-items:baseline;gap:.3rem .7rem;marg
 .kind-measured{color:var(--activation)}
 .kind-predicted{color:var(--optimizer-state)}
 .kind-theory,.kind-datasheet,.kind-given{color:var(--dim)}
-.basis{color:var(--dim);font-size:.87rem}
+.basis{color:var(--dim);font-size:.87rem;min-width:0;overflow-wrap:anywhere}
 .plot{width:100%}
 .plot .modebar-container{top:-2.3rem!important}
 .note{color:var(--dim);font-size:.87rem;margin:.4rem 0 0;max-width:95ch;overflow-wrap:anywhere}

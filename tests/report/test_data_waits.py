@@ -155,6 +155,20 @@ def test_what_to_do_next_knows_the_wait_from_the_rest():
     )
 
 
+def test_what_to_do_next_names_evaluations_where_they_are_a_part_of_what_is_outside():
+    """Data loading and logging were named alone, of a script that evaluates every other step."""
+    run = make_run(num_ranks=1, outside_s=LONG, num_steps=12)
+    (rank,) = run.ranks
+    step = rank.steps[-1]
+    around = next(span for span in rank.spans if span.step == step.index and span.kind == "forward")
+    call = dataclasses.replace(around, kind="evaluation", start_s=step.start_s, end_s=step.start_s + 0.05)
+    rank = dataclasses.replace(rank, spans=(*rank.spans, call))
+
+    said = next_steps(dataclasses.replace(run, ranks=(rank,)))
+
+    assert "look at evaluations (50.0 ms in 1 timed step), data loading and logging" in said
+
+
 def test_json_has_the_wait_and_the_loaders():
     (rank,) = json.loads(json.dumps(analysis_to_json(analyze(waiting(0.05, workers=(3,))))))["ranks"]
 
