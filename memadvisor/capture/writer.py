@@ -52,6 +52,10 @@ _FLUSH_EVERY_S = 0.25
 _MOST_MODELS = 64
 # A row of a trace takes less than this in the file.
 _BYTES_OF_A_ROW = 40
+_APART = (
+    "The {0} ranks train apart, each a model of its own: the script has not begun torch.distributed. `memadvisor run --zero 0 "
+    "--nproc {0}` makes a script of one process data-parallel, if its batches come from a DataLoader."
+)
 # A reader takes only so much of a journal; the steps and the ending must still fit.
 _MAX_RAW_BYTES = MAX_JOURNAL_RAW_BYTES * 3 // 4
 
@@ -207,6 +211,9 @@ class RankWriter:
         if trace.uncounted:
             names = ", ".join(trace.uncounted)
             self.write_note("warning", f"FLOPs of {names} could not be worked out; they count 0.")
+        num_ranks = self._options.world_size
+        if num_ranks > 1 and not (dist.is_available() and dist.is_initialized()):
+            self.write_note("warning", _APART.format(num_ranks))
         return True
 
     def _write_collectives(self, *, is_last: bool = False) -> None:

@@ -126,3 +126,26 @@ def test_tensor_parallel_parameters_count_by_what_is_local(tmp_path):
         assert alive_bytes(rank, "parameter") == own
         assert [split.num_ranks for split in rank.tensor_parallel] == [2]
         assert unexplained_bytes(rank) < 0.01 * rank.traced_step.peak_allocated_bytes
+
+
+APART = """
+import torch
+
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.timeout(150)
+def test_ranks_that_train_apart_are_told_so(tmp_path):
+    (tmp_path / "apart.py").write_text(APART)
+    words = ["profile", "--nproc", "2", "--out", str(tmp_path / "run"), str(tmp_path / "apart.py")]
+    done = completed([warm_python(), "-m", "memadvisor", *words], timeout=120)
+
+    assert (done.returncode, done.stderr.count("The 2 ranks train apart")) == (0, 1), done.stderr
+    for rank in load_run(tmp_path / "run").ranks:
+        assert any("train apart" in note.text for note in rank.notes)
