@@ -13,6 +13,7 @@ from memadvisor.cost.layouts.kernels import device_of
 from memadvisor.cost.layouts.layer_work import layer_groups, layer_work, recompute_seconds
 from memadvisor.cost.layouts.links import Group, group_of
 from memadvisor.cost.layouts.saved import head_saved_bytes, layer_backward_bytes, layer_saved_bytes
+from memadvisor.cost.layouts.second_run import second_run_bytes
 from memadvisor.cost.layouts.vision_work import tower_saved_bytes, tower_work
 from memadvisor.layout import Layout, TrainingStep
 from memadvisor.planning.layout_space import DeviceWork, LayoutQuestion, Split, works
@@ -154,10 +155,7 @@ class WorkPrices:
         )
         if key not in self._bytes:
             model, step = self.question.model, self._alone(work, work.recompute, False, False)
-            again = [0.0] * len(self.kinds)
-            if work.recompute == "full":
-                plain = self._alone(work, "none", False, False)
-                again = [layer_saved_bytes(model, plain, layer) for layer in self.kinds]
+            again = [second_run_bytes(model, step, (layer,)) for layer in self.kinds]
             kept = [layer_saved_bytes(model, step, layer) for layer in self.kinds]
             backward = [layer_backward_bytes(model, step, (layer,)) for layer in self.kinds]
             ends = head_saved_bytes(model, step), tower_saved_bytes(model, step)

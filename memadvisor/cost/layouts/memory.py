@@ -25,11 +25,12 @@ from memadvisor.cost.layouts.holding_code import (
     resident_share,
     shards_masters,
 )
-from memadvisor.cost.layouts.passing_layers import ahead_bytes, moving_bytes, recomputed_layer_bytes
+from memadvisor.cost.layouts.passing_layers import ahead_bytes, moving_bytes
 from memadvisor.cost.layouts.rank_memory import StageMemory
 from memadvisor.cost.layouts.root_unit import root_gradient_bytes, root_reduction_bytes
 from memadvisor.cost.layouts.saved import head_saved_bytes, layer_backward_bytes
 from memadvisor.cost.layouts.saved_autocast import only_matrices
+from memadvisor.cost.layouts.second_run import second_run_bytes, working_layer_bytes
 from memadvisor.layout import Layout, TrainingStep
 from memadvisor.software_traits import Software
 
@@ -233,9 +234,8 @@ def stage_memory(
         activation_bytes = moving + (held_activation_bytes - moving) * (1.0 - layout.offload_activations)
     head_bytes = head_saved_bytes(model, step) if contents.heads else 0.0
     # A layer runs again, and its backward begins, when that of the head is through.
-    working = recomputed_layer_bytes(model, step, contents.layers) + layer_backward_bytes(
-        model, step, contents.layers
-    )
+    working = second_run_bytes(model, step, contents.layers)
+    working += layer_backward_bytes(model, step, contents.layers)
     working += root_gradient_bytes(step, contents.heads * model.head_parameters())
     buffer_bytes = (
         _collective_buffers(step, count)
@@ -251,7 +251,10 @@ def stage_memory(
     update_bytes = _lists_bytes(step, count.updated) + group_update_bytes(step, own)
     update_bytes += held_update_bytes(step, own, gradient_bytes)
     if gradients_come_late(step):
-        last = max(working, update_bytes, root_reduction_bytes(step, count.updated.ends))
+        at_work = working_layer_bytes(model, step, contents.layers) + root_gradient_bytes(
+            step, contents.heads * model.head_parameters()
+        )
+        last = max(at_work, update_bytes, root_reduction_bytes(step, count.updated.ends))
         gradient_bytes = max(0.0, gradient_bytes + last - gone_bytes)
     else:
         buffer_bytes += max(0.0, update_bytes - gone_bytes)

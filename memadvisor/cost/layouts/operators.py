@@ -53,11 +53,24 @@ def unneeded_products(
     (torch.utils.checkpoint's early stop, where it is not reentrant; jax.checkpoint leaves out what no backward asks for).
     """
     software = step.software
-    is_read = software.dropout or not model.has_feed_forward(layer) or _has_norms_behind(model)
-    is_read = is_read or (model.experts is not None and model.has_experts(layer))
-    if not software.stops_early or software.reference_code or is_read:
+    if not software.stops_early or software.reference_code or _reads_last(model, step, layer):
         return []
     return _counted(model, step, layer, tokens)[-1:]
+
+
+def unread_kept_bytes(model: Architecture, step: TrainingStep, layer: int, tokens: float) -> float:
+    """Of the last product's result, where it is kept and nothing in the block reads it but a sum: the second run stops before it,
+    so that it is never handed out, and goes with the layer's backward. So does what its scattered sum leaves on a rank."""
+    counted = _counted(model, step, layer, tokens)
+    if len(counted) % 2 == 0 or _reads_last(model, step, layer):
+        return 0.0
+    return 2.0 * counted[-1].rows * counted[-1].columns + _scattered_bytes(model, step, tokens)
+
+
+def _reads_last(model: Architecture, step: TrainingStep, layer: int) -> bool:
+    """Whether more than a sum reads the last product's result."""
+    is_read = step.software.dropout or not model.has_feed_forward(layer) or _has_norms_behind(model)
+    return is_read or (model.experts is not None and model.has_experts(layer))
 
 
 def _has_norms_behind(model: Architecture) -> bool:
@@ -76,9 +89,15 @@ def operators_saved_bytes(model: Architecture, step: TrainingStep, layer: int, t
     if step.software.fused_attention:  # the result, and one float32 of each row of scores
         value = model.head_dim if model.latent is None else model.latent.value_head_dim
         kept += attentions * tokens * model.n_heads * (2.0 * value + 4.0) / layout.tensor
-    if layout.tensor > 1 and layout.sequence_parallel:  # scattered sums behind attention and feed-forward
-        kept += sublayers * stream
-    return kept
+    return kept + sublayers * _scattered_bytes(model, step, tokens)
+
+
+def _scattered_bytes(model: Architecture, step: TrainingStep, tokens: float) -> float:
+    """Of one sum behind attention or feed-forward, on one rank."""
+    layout = step.layout
+    if layout.tensor == 1 or not layout.sequence_parallel:
+        return 0.0
+    return 2.0 * tokens * model.hidden / layout.stream_ranks
 
 
 def repeated_flops(model: Architecture, step: TrainingStep, layer: int, tokens: float) -> float:

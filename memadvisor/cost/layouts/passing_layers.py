@@ -1,9 +1,9 @@
-"""What a rank holds of layers that are just at work: on their way to the host and back, running again, or asked for ahead."""
+"""What a rank holds of layers that are just at work: on their way to the host and back, or asked for ahead."""
 
 from __future__ import annotations
 
 from memadvisor.architecture import Architecture
-from memadvisor.cost.layouts.saved import layer_saved_bytes, plain_saved_bytes
+from memadvisor.cost.layouts.saved import layer_saved_bytes
 from memadvisor.layout import TrainingStep
 
 # What activations go to the host by is on the device four times over: computed forward, on its way out, on its way back,
@@ -35,10 +35,3 @@ def ahead_bytes(model: Architecture, step: TrainingStep) -> float:
         return 0.0
     elsewhere = 1.0 - 1.0 / layout.stream_ranks
     return step.software.ahead_bytes * step.microbatch_tokens * model.hidden * elsewhere
-
-
-def recomputed_layer_bytes(model: Architecture, step: TrainingStep, layers: tuple[int, ...]) -> float:
-    """A layer that runs again holds what it would have kept, until its backward is through."""
-    if step.layout.recompute != "full" or not layers:
-        return 0.0
-    return max(plain_saved_bytes(model, step, layer) for _, layer in model.kinds_among(layers).values())

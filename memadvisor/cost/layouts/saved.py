@@ -112,6 +112,17 @@ def _norm_results_bytes(
     return 2.0 * is_routed + step.software.saved_input_bytes * (inputs - is_routed)
 
 
+# A norm that keeps so much of an element of 16 bits has copied it to fp32 (ReferenceCode.norm_bytes).
+_NORM_BYTES_WITH_COPY = 8.0
+
+
+def copies_input(model: Architecture, step: TrainingStep) -> bool:
+    """Whether a layer's first norm keeps a copy of the layer's input in its place, as Llama's of 16 bits in Hugging Face's classes."""
+    software = step.software
+    is_narrow = software.element_bytes == 2 and not software.autocast
+    return software.reference_code and is_narrow and model.reference_code.norm_bytes >= _NORM_BYTES_WITH_COPY
+
+
 def layer_tokens(model: Architecture, step: TrainingStep, layer: int) -> float:
     """Of one microbatch on one rank, in the stack that the layer belongs to."""
     return step.decoded_tokens if model.has_cross_attention(layer) else step.microbatch_tokens
@@ -276,8 +287,7 @@ def _result_gradient_bytes(model: Architecture, step: TrainingStep, layer: int, 
 
 def layer_backward_bytes(model: Architecture, step: TrainingStep, layers: tuple[int, ...]) -> float:
     """What a layer's backward holds beyond what was saved, at its widest product: the gradients of its result, of its
-    weights before they are accumulated and of its input, and the input gathered from the tensor-parallel ranks; where
-    some of it runs again, its results besides. Frozen weights have no gradients, and quantised ones a copy in 16 bits,
+    weights before they are accumulated and of its input, and the input gathered from the tensor-parallel ranks. Frozen weights have no gradients, and quantised ones a copy in 16 bits,
     one at a time.
     """
     layout = step.layout
@@ -297,13 +307,7 @@ def layer_backward_bytes(model: Architecture, step: TrainingStep, layers: tuple[
     held = step.software.element_bytes * (tokens * columns + weights + gathered * tokens * model.hidden)
     if step.software.autocast:  # gradients of the 16-bit copies, and what they become in fp32
         held = 2.0 * tokens * columns + 6.0 * (weights + gathered * model.hidden * tokens)
-    held = max(held, *(_experts_backward_bytes(model, step, layer, tokens) for layer in kinds))
-    if layout.recompute not in ("selective", "pointwise"):
-        return held
-    repeated = (
-        plain_saved_bytes(model, step, layer) - layer_saved_bytes(model, step, layer) for layer in kinds
-    )
-    return held + max(0.0, *repeated)
+    return max(held, *(_experts_backward_bytes(model, step, layer, tokens) for layer in kinds))
 
 
 # Of an element of experts' results that are weighed in fp32: their gradient, its product with the weights, and that with the

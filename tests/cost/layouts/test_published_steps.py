@@ -73,7 +73,7 @@ AT_MOST = {
     "nemo_long_b200": (0.08, None),
     "trainers_2026": (0.3, 0.06),
     "xorl_qwen35_h100": (0.09, 0.17),
-    "xorl_qwen35_8k_h100": (0.12, 0.1),
+    "xorl_qwen35_8k_h100": (0.12, 0.11),
     "paddlenlp_a100": (0.18, 0.22),
     "lambda_bert": (0.16, None),
     "timm_rtx3090": (0.09, None),
