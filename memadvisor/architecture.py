@@ -129,7 +129,8 @@ LAYER_NORM_CODE = ReferenceCode()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
     """One transformer. `gated_mlp`: three matrices (SwiGLU) in place of two. `positions`: rows of a learned table of
-    positions, 0 for none. `norm_vectors`: parameters of a norm, in units of `hidden` (1 RMSNorm, 2 LayerNorm).
+    positions, 0 for none. `norm_vectors`: parameters of a norm, in units of `hidden` (1 RMSNorm, 2 LayerNorm; 3 with
+    a vector that scales a part's result, as of DINOv2).
     `causal` is False for encoders. `biases`: all linear layers of a block have them; `qkv_biases`, `output_bias`,
     `mlp_biases`: those alone (of latent attention the first products do). `qk_norm`: parameters of a layer's norms over queries and keys. `attention_sinks`: each head
     has a number that takes part in its softmax. `embedding_norm`: a norm over the embedded tokens. `head_bias`: the output
@@ -191,6 +192,11 @@ class Architecture:
     full_every: int = 0
     tower: VisionTower | None = None
     left_out: str = ""
+
+    @property
+    def scales_parts(self) -> bool:
+        """Whether a vector of their own scales the results of attention and feed-forward, which are kept for its gradient."""
+        return self.norm_vectors > 2
 
     @property
     def num_stacks(self) -> int:

@@ -37,6 +37,28 @@ def _ernie(config: Config, name: str) -> Architecture:
     return dataclasses.replace(found, around=found.around + tasks * found.hidden)
 
 
+def _layoutlm(config: Config, name: str) -> Architecture:
+    """Tables of a word's place on the page: left and right, top and bottom, width, height. Its class has a pooler in any case."""
+    found = _bert(config, name)
+    places = 4 * whole(config, "max_2d_position_embeddings", default=1024)
+    return dataclasses.replace(found, around=found.around + (places + found.hidden + 1) * found.hidden)
+
+
+def _esm(config: Config, name: str) -> Architecture:
+    """Of proteins: norms before attention and feed-forward, and what tells contacts from the weights of every head."""
+    if config.get("is_folding_model"):
+        raise UsageError("an ESM that folds (is_folding_model) is not known.")
+    found = _without_kinds({"max_position_embeddings": 1026, **config}, name)
+    is_rotary = config.get("position_embedding_type", "absolute") == "rotary"
+    return dataclasses.replace(
+        found,
+        positions=0 if is_rotary else found.positions,
+        embedding_norm=bool(config.get("emb_layer_norm_before")),
+        final_norm=True,
+        around=found.n_layers * found.n_heads + 1,
+    )
+
+
 def _electra(config: Config, name: str) -> Architecture:
     """The generator, or the discriminator with its head."""
     hidden = whole(config, "hidden_size", default=256)
@@ -87,7 +109,7 @@ def _modernbert(config: Config, name: str) -> Architecture:
         raise UsageError(f"biases of a modernbert ({', '.join(biases)}) are not known.")
     return dataclasses.replace(
         base(config, name, gated=True, tied=True),
-        causal=False,
+        causal=config.get("model_type") == "modernbert-decoder",
         embedding_norm=True,
         final_norm=False,
         head_layer=True,
@@ -102,9 +124,12 @@ ENCODER_READERS: dict[str, Callable[[Config, str], Architecture]] = {
     "distilbert": _distilbert,
     "electra": _electra,
     "ernie": _ernie,
+    "esm": _esm,
     "eurobert": _eurobert,
+    "layoutlm": _layoutlm,
     "megatron-bert": _norms_before,
     "modernbert": _modernbert,
+    "modernbert-decoder": _modernbert,
     "mpnet": _mpnet,
     "nomic_bert": _nomic,
     "roberta": _bert,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from memadvisor.architecture import Architecture
 from memadvisor.architectures.config_shapes import base
 from memadvisor.architectures.config_values import Config, whole
+from memadvisor.errors import UsageError
 
 _LABELS = 2  # PreTrainedConfig's, where it names none
 
@@ -72,6 +73,25 @@ def _of_images(more_tokens: int) -> Callable[[Config, str], Architecture]:
     return read
 
 
+def _dinov2(config: Config, name: str) -> Architecture:
+    """A scale of each part's result, the giant one gated; a token for masked patches, registers without positions, and a classifier
+    over the first token beside the patches' mean."""
+    ratio = config.get("mlp_ratio", 4)
+    if not isinstance(ratio, (int, float)) or isinstance(ratio, bool) or ratio <= 0:
+        raise UsageError(f"mlp_ratio {ratio!r} of {name!r} is no positive number.")
+    gated = bool(config.get("use_swiglu_ffn", False))
+    inner = int(whole(config, "hidden_size", default=768) * ratio)
+    if gated:
+        inner = (int(inner * 2 / 3) + 7) // 8 * 8
+    found = _of_images(1)({**config, "intermediate_size": inner}, name)
+    has_registers = config.get("model_type") == "dinov2_with_registers"
+    tokens = whole(config, "num_register_tokens", default=4, least=0) if has_registers else 0
+    tokens += has_registers or bool(config.get("use_mask_token", True))
+    # The last norm has no scale.
+    around = found.around + (tokens + found.vocab - 1) * found.hidden
+    return dataclasses.replace(found, gated_mlp=gated, norm_vectors=3, around=around)
+
+
 def _of_spectrograms(config: Config, name: str) -> Architecture:
     """Patches overlap; a norm stands before the classifier."""
     size = whole(config, "patch_size", default=16)
@@ -89,6 +109,8 @@ def _of_spectrograms(config: Config, name: str) -> Architecture:
 PATCH_READERS: dict[str, Callable[[Config, str], Architecture]] = {
     "audio-spectrogram-transformer": _of_spectrograms,
     "deit": _of_images(2),
+    "dinov2": _dinov2,
+    "dinov2_with_registers": _dinov2,
     "ijepa": _of_images(0),
     "vit": _of_images(1),
     "vit_msn": _of_images(1),

@@ -87,9 +87,12 @@ def _modernbert(name: str, n_layers: int, hidden: int, n_heads: int, ffn: int) -
 
 
 def _esm2(name: str, n_layers: int, hidden: int, n_heads: int) -> Architecture:
-    """Of proteins: 33 words, rotary positions, norms before attention, no dropout."""
+    """Of proteins: 33 words, rotary positions, norms before attention, no dropout; what tells contacts from every head's weights."""
     plain = _gpt(name, n_layers, hidden, n_heads, 33, 0)
-    return dataclasses.replace(plain, causal=False, code=ReferenceCode(fp32_softmax=False))
+    code = ReferenceCode(activation_tensors=3, fp32_softmax=False)
+    return dataclasses.replace(
+        plain, causal=False, head_layer=True, head_bias=True, around=n_layers * n_heads + 1, code=code
+    )
 
 
 def _nemotron(name: str, n_layers: int, hidden: int, heads: tuple[int, int], ffn: int) -> Architecture:

@@ -22,14 +22,27 @@ _ACTIVATION_TENSORS = {
     "gelu_fast": 7,
 }
 # The activation that a class takes, or always has, where config.json names none.
-_ACTIVATIONS = {"gpt2": "gelu_new", "gptj": "gelu_new", "phi": "gelu_new", "opt": "relu"}
+_ACTIVATIONS = {
+    "esm": "gelu_python",
+    "gpt2": "gelu_new",
+    "gptj": "gelu_new",
+    "phi": "gelu_new",
+    "opt": "relu",
+}
 _ENCODERS = (
-    "bert", "camembert", "data2vec-text", "distilbert", "electra", "ernie", "megatron-bert", "mpnet", "roberta",
+    "bert", "camembert", "data2vec-text", "distilbert", "electra", "ernie", "esm", "layoutlm", "megatron-bert", "mpnet", "roberta",
     "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl",
 )  # fmt: skip
 _DROPOUT_BY_DEFAULT = ("gpt2", "gpt_bigcode", "opt", "starcoder2", *_ENCODERS)
 _SCORE_DROPOUT_BY_DEFAULT = ("gpt2", "gpt_bigcode", *_ENCODERS)
-_PLAIN_SOFTMAX = ("gpt2", "gptj", "falcon", *_ENCODERS)
+_PLAIN_SOFTMAX = (
+    "gpt2",
+    "gptj",
+    "falcon",
+    "dinov2",
+    "dinov2_with_registers",
+    *(kind for kind in _ENCODERS if kind != "layoutlm"),
+)
 _FUSED_QKV = ("gpt2",)
 _NORM_BYTES = {"gemma": 10.0, "gemma2": 10.0, "gemma3_text": 10.0, "olmo": 6.0, "olmo2": 10.0, "olmo3": 10.0, "cohere": 14.0, "cohere2": 14.0, "nemotron_h": 8.0}  # fmt: skip
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from memadvisor.architecture import Architecture
+from memadvisor.architecture import Architecture, ReferenceCode
 
 _CLASSES = 1000  # ImageNet's
 
@@ -36,6 +36,7 @@ def _vit(
     )
 
 
+_DINOV2 = ReferenceCode(fp32_softmax=False)
 # timm's and DeiT's names (arXiv:2012.12877, table 1; timm/models/vision_transformer.py): vit_base_patch16_384.
 _TIMM = {
     "tiny": (12, 192, 3, 768),
@@ -74,10 +75,12 @@ VISION_TRANSFORMERS = (
     dataclasses.replace(_vit("vit-22b", 48, 6144, 48, 24576, 14), biases=False, mlp_biases=True, qk_norm=256),
     # arXiv:2304.07193, appendix B: gated in the giant one, a scale of each part's result in all.
     *(
-        dataclasses.replace(_vit(f"dinov2-{size}", *_TIMM[size], 14), norm_vectors=3)
+        dataclasses.replace(_vit(f"dinov2-{size}", *_TIMM[size], 14), norm_vectors=3, code=_DINOV2)
         for size in ("small", "base", "large")
     ),
-    dataclasses.replace(_vit("dinov2-giant", 40, 1536, 24, 4096, 14), gated_mlp=True, norm_vectors=3),
+    dataclasses.replace(
+        _vit("dinov2-giant", 40, 1536, 24, 4096, 14), gated_mlp=True, norm_vectors=3, code=_DINOV2
+    ),
     *_of_timm(),
 )
 _BY_NAME = {each.name: each for each in VISION_TRANSFORMERS}

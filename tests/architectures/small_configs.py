@@ -212,6 +212,7 @@ MORE = {
         for kind in ("deepseek_v32", "glm_moe_dsa")
     },
     "electra": {"embedding_size": 64},
+    "esm": {"mask_token_id": 3},
     "nomic_bert": {"head_dim": 16},
     "sarvam_moe": {**WIDE_HEADS, "n_routed_experts": 4, **SPARSE},
     "xglm": {"d_model": 64, "ffn_dim": 112, "num_layers": 3, "attention_heads": 4},
@@ -231,6 +232,13 @@ MORE = {
 VARIANTS = [
     ("vit", {"qkv_bias": False, "image_size": 64, "patch_size": 8, "num_channels": 1}),
     ("vit", {"num_labels": 1000}),
+    ("dinov2", {"num_labels": 1000, "mlp_ratio": 3, "use_mask_token": False, "image_size": [28, 42]}),
+    ("dinov2", {"use_swiglu_ffn": True, "qkv_bias": False}),
+    ("dinov2_with_registers", {"num_register_tokens": 7, "use_swiglu_ffn": True}),
+    ("esm", {"position_embedding_type": "rotary", "max_position_embeddings": 32}),
+    ("esm", {"emb_layer_norm_before": True}),
+    ("layoutlm", {"max_2d_position_embeddings": 24, "type_vocab_size": 3}),
+    ("modernbert-decoder", {"decoder_bias": False}),
     ("deit", {"image_size": [32, 64]}),
     ("audio-spectrogram-transformer", {"num_labels": 5, "max_length": 100, "time_stride": 7}),
     ("llama4_text", {"interleave_moe_layer_step": 2}),

@@ -99,8 +99,8 @@ def _all_trained_bytes(model: Architecture, step: TrainingStep, layer: int, toke
     results = (
         0.0 if layout.recompute == "pointwise" else _norm_results_bytes(model, step, layer, norms, sublayers)
     )
-    masks = sublayers / _wide(step) if software.dropout else 0.0
-    outside = tokens * hidden * (inputs + results + masks) / spread
+    behind = sublayers * ((1.0 / _wide(step) if software.dropout else 0.0) + 2.0 * model.scales_parts)
+    outside = tokens * hidden * (inputs + results + behind) / spread
     return outside + inside
 
 

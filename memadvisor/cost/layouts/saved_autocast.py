@@ -35,10 +35,11 @@ def num_readers(model: Architecture, layer: int) -> int:
 
 def stream_bytes(model: Architecture, layer: int) -> float:
     """Of an element of a layer's residual stream: what its norms keep, the copy that each product makes of their results, and
-    the masks of the dropouts behind its parts.
+    behind its parts the masks of dropouts and results that a vector scales.
     """
-    masks = model.num_sublayers(layer) if model.reference_code.residual_dropout else 0
-    return model.num_norms(layer) * fp32_norm_bytes(model) + 2.0 * num_readers(model, layer) + masks
+    masks = 1.0 if model.reference_code.residual_dropout else 0.0
+    behind = model.num_sublayers(layer) * (masks + 2.0 * model.scales_parts)
+    return model.num_norms(layer) * fp32_norm_bytes(model) + 2.0 * num_readers(model, layer) + behind
 
 
 def encoder_copies_bytes(software: Software) -> float:

@@ -12,7 +12,8 @@ from memadvisor.cost.layouts.saved_autocast import fp32_norm_bytes
 
 
 def residual_bytes(model: Architecture, norms: int, sublayers: int, *, wide: float = 1.0) -> float:
-    """Of an element of the residual stream: what its norms keep, and the masks of the dropouts behind `sublayers`. Norms
+    """Of an element of the residual stream: what its norms keep, the masks of the dropouts behind `sublayers`, and their results where
+    a vector scales them. Norms
     more than sublayers are behind them, and the sum that takes their results keeps nothing. `wide`: of how many times two
     bytes the elements are; what is said is then of two, and so it is of the others. An RMSNorm need not copy what is in
     fp32.
@@ -20,7 +21,8 @@ def residual_bytes(model: Architecture, norms: int, sublayers: int, *, wide: flo
     code = model.reference_code
     behind = max(0, norms - sublayers)
     norm_bytes = code.norm_bytes if wide == 1 else 2.0 + fp32_norm_bytes(model) / wide
-    return norms * norm_bytes - 2.0 * behind + (sublayers / wide if code.residual_dropout else 0)
+    scaled = 2.0 * sublayers * model.scales_parts
+    return norms * norm_bytes - 2.0 * behind + (sublayers / wide if code.residual_dropout else 0) + scaled
 
 
 def head_norm_bytes(model: Architecture, *, wide: float = 1.0) -> float:

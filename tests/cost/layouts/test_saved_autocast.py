@@ -25,6 +25,7 @@ from tests.cost.layouts.test_saved_reference import (
     TOKENS,
     captured_bytes,
     masks_of_bytes,
+    model_of,
 )
 
 GPT = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_inner": 160, "vocab_size": 96, "n_positions": 32}
@@ -71,8 +72,8 @@ def test_a_layer_keeps_what_it_is_seen_to_keep_and_16_bit_copies_of_its_matrices
     totals = []
     for layers in (2, 3):
         config = transformers.AutoConfig.for_model(kind, num_hidden_layers=layers, **fields)
-        ids = torch.zeros(BATCH, TOKENS, dtype=torch.long)
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        ids = torch.full((BATCH, TOKENS), 5)  # no padding
+        model = model_of(config)
         totals.append(captured(model, {"input_ids": ids, "labels": ids}, tmp_path / f"{layers}"))
     described = architecture_from_config(json.loads(config.to_json_string()), kind)
 

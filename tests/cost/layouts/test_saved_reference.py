@@ -8,6 +8,7 @@ import torch
 import memadvisor
 from memadvisor.analyzers.activations import activations
 from memadvisor.analyzers.checkpoint_frames import traced_calls
+from memadvisor.architectures.config_encoders import ENCODER_READERS
 from memadvisor.architectures.hugging_face import architecture_from_config
 from memadvisor.architectures.load import load_architecture
 from memadvisor.cost.layouts.coefficients import FITTED
@@ -28,6 +29,10 @@ CONFIGS = {
     "llama sdpa": {"num_key_value_heads": 2},
     "olmo2": {"num_key_value_heads": 2},
     "opt": {"ffn_dim": 160, "word_embed_proj_dim": 64, "max_position_embeddings": 32},
+    "bert": {},
+    "esm": {"mask_token_id": 3},
+    "esm with rotary positions": {"mask_token_id": 3, "position_embedding_type": "rotary"},
+    "layoutlm": {},
 }
 
 
@@ -66,6 +71,13 @@ def captured_bytes(model, inputs, directory):
     return sum(life.size_bytes for life in found.lifetimes if life.size_bytes > 4 * BATCH * TOKENS)
 
 
+def model_of(config):
+    transformers = pytest.importorskip("transformers")
+    is_masked = config.model_type in ENCODER_READERS
+    auto = transformers.AutoModelForMaskedLM if is_masked else transformers.AutoModelForCausalLM
+    return auto.from_config(config)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_layer_keeps_what_the_class_of_it_is_seen_to_keep(name, dtype, tmp_path, monkeypatch):
@@ -77,8 +89,8 @@ def test_a_layer_keeps_what_the_class_of_it_is_seen_to_keep(name, dtype, tmp_pat
     totals = []
     for layers in (2, 3):
         config = transformers.AutoConfig.for_model(kind, num_hidden_layers=layers, **fields)
-        model = transformers.AutoModelForCausalLM.from_config(config).to(getattr(torch, dtype)).train()
-        ids = torch.zeros(BATCH, TOKENS, dtype=torch.long)
+        model = model_of(config).to(getattr(torch, dtype)).train()
+        ids = torch.full((BATCH, TOKENS), 5)  # no padding
         totals.append(captured_bytes(model, {"input_ids": ids, "labels": ids}, tmp_path / f"{layers}"))
     described = architecture_from_config(json.loads(config.to_json_string()), kind)
 
@@ -87,6 +99,31 @@ def test_a_layer_keeps_what_the_class_of_it_is_seen_to_keep(name, dtype, tmp_pat
 
 def masks_of_bytes(x, p=0.5, training=True, inplace=False):
     return torch.native_dropout(x, p, training)[0] if p else x
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_layer_that_scales_its_parts_keeps_their_results(gated, tmp_path):
+    """DINOv2's, in every byte; statistics of its norms are as many as numbers of a sequence's tokens, and left out."""
+    transformers = pytest.importorskip("transformers")
+    fields = {
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "image_size": 30,
+        "patch_size": 8,
+        "use_swiglu_ffn": gated,
+    }
+    totals = []
+    for layers in (2, 3):
+        config = transformers.Dinov2Config(num_hidden_layers=layers, **fields, attn_implementation="eager")
+        model = transformers.Dinov2ForImageClassification(config).to(torch.bfloat16).train()
+        inputs = {
+            "pixel_values": torch.zeros(BATCH, 3, 30, 30, dtype=torch.bfloat16),
+            "labels": torch.zeros(BATCH, dtype=torch.long),
+        }
+        totals.append(captured_bytes(model, inputs, tmp_path / f"{layers}"))
+    described = architecture_from_config(json.loads(config.to_json_string()), "dinov2")
+
+    assert eager(described, tokens=10) == totals[1] - totals[0]
 
 
 @pytest.mark.parametrize("name", ENCODER_DECODERS)
