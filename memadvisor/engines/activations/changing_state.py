@@ -85,11 +85,13 @@ class ChangingState:
             self._tensors[module] = [
                 owner for each in module.modules() for owner in (each._parameters, each._buffers) if owner
             ]
-            buffers = [(owner, name, value.clone()) for _, owner, name, value in _named_buffers(module)]
+            buffers = [(owner, name, _copy_of(value)) for _, owner, name, value in _named_buffers(module)]
         else:
             owners = [(module.get_submodule(path)._buffers, name) for path, name in known]
             buffers = [
-                (owner, name, value.clone()) for owner, name in owners if (value := owner[name]) is not None
+                (owner, name, value.clone())
+                for owner, name in owners
+                if (value := owner.get(name)) is not None
             ]
         layers = [layer for each in self._layers[module] if (layer := each()) is not None]
         return State(buffers, layers, self._tensors[module])
@@ -104,16 +106,24 @@ class ChangingState:
         before.given = [entry for entry in before.given if (id(entry[0]), entry[1]) not in copied]
 
     def _learn_buffers(self, module: torch.nn.Module, before: State) -> None:
-        norms = _norms(module)
-        changed = [
-            (path, name)
-            for (path, _, name, now), (_, _, old) in zip(_named_buffers(module), before.buffers, strict=True)
-            if path in norms or not torch.equal(now, old)
+        """A forward that has made a buffer, or taken one out, is learnt from anew in its next call."""
+        norms, names = _norms(module), {(id(owner), name) for owner, name, _ in before.buffers}
+        found = {(id(owner), name): (path, value) for path, owner, name, value in _named_buffers(module)}
+        made = [
+            (owner, name, _ABSENT)
+            for _, owner, name, _ in _named_buffers(module)
+            if (id(owner), name) not in names
         ]
+        changed, entries = [], []
+        for owner, name, old in before.buffers:
+            path, now = found.get((id(owner), name), ("", _ABSENT))
+            if (path in norms and old is not None) or not _is_same(now, old):
+                changed.append((path, name))
+                entries.append((owner, name, old))
         # The recomputation holds this very state.
-        names = [(path, name) for path, _, name, _ in _named_buffers(module)]
-        before.buffers = [entry for name, entry in zip(names, before.buffers, strict=True) if name in changed]
-        self._known[module] = changed
+        before.buffers = [*entries, *made]
+        if not made and found.keys() == names and all(old is not None for *_, old in entries):
+            self._known[module] = changed
 
 
 def _light_of(attributes: dict[str, Any]) -> dict[str, Any]:
@@ -135,12 +145,23 @@ def _norms(module: torch.nn.Module) -> set[str]:
     return {path for path, inner in module.named_modules() if isinstance(inner, kinds)}
 
 
-def _named_buffers(module: torch.nn.Module) -> Iterator[tuple[str, dict[str, Any], str, torch.Tensor]]:
-    """Of each buffer: the layer's name, its buffers, the buffer's name, and what it holds."""
+def _named_buffers(
+    module: torch.nn.Module,
+) -> Iterator[tuple[str, dict[str, Any], str, torch.Tensor | None]]:
+    """Of each buffer: the layer's name, its buffers, the buffer's name, and what it holds, which may have yet to be made."""
     for path, inner in module.named_modules():
         for name, value in inner._buffers.items():
-            if value is not None:
-                yield path, inner._buffers, name, value
+            yield path, inner._buffers, name, value
+
+
+def _copy_of(value: torch.Tensor | None) -> torch.Tensor | None:
+    return None if value is None else value.clone()
+
+
+def _is_same(now: Any, old: Any) -> bool:
+    if not isinstance(now, torch.Tensor) or not isinstance(old, torch.Tensor):
+        return now is old
+    return now.dtype == old.dtype and now.device == old.device and torch.equal(now, old)
 
 
 class WithState:
@@ -162,8 +183,8 @@ class WithState:
         self._live = [(owner, name, owner.get(name, _ABSENT)) for owner, name, _ in entries]
         for entry in (*replaced, *containers):
             _put(*entry)
-        for owner, name, value in before.buffers:
-            owner[name] = value.clone()  # a graph that is kept is recomputed again
+        for owner, name, value in before.buffers:  # copies: a graph that is kept is recomputed again
+            _put(owner, name, value.clone() if isinstance(value, torch.Tensor) else value)
         for entry in before.attributes:
             _put(*entry)
 

@@ -244,3 +244,51 @@ def test_a_unit_that_is_called_with_other_weights_runs_again_with_those(create_g
     with applied(make_plan(1, policy="every-layer")):
         ours = meta_train(create_graph)
     assert ours == plain
+
+
+class Lazy(torch.nn.Module):
+    """Makes its buffers in its first call: one that is as it was registered (litgpt's LoRA does so), and a mean that each
+    call moves on."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(9, 9)
+        self.register_buffer("mean", None)
+
+    def forward(self, x):
+        if not hasattr(self, "scale"):
+            self.register_buffer("scale", torch.linspace(0, 1, 9), persistent=False)
+        x = torch.tanh(self.linear(x) * self.scale)
+        if self.mean is None:
+            self.mean = x.detach().mean(0)
+        self.mean = self.mean.lerp(x.detach().mean(0), 0.5)
+        return x * self.mean
+
+
+def test_a_buffer_that_the_first_call_makes_is_made_in_its_second_run_too():
+    """The training ended in an error, as the unit had more buffers than before."""
+    plain, plain_model = train(Lazy)
+    with applied(make_plan(1, policy="every-layer")):
+        ours, model = train(Lazy)
+    assert ours == plain
+    assert [b.tolist() for b in model.buffers()] == [b.tolist() for b in plain_model.buffers()]
+
+
+class Dispensing(torch.nn.Module):
+    """Takes a buffer out in its first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(9, 9)
+        self.register_buffer("start", torch.linspace(0, 1, 9))
+
+    def forward(self, x):
+        start = self._buffers.pop("start", None)
+        return torch.tanh(self.linear(x) * (1 if start is None else start))
+
+
+def test_a_buffer_that_the_first_call_takes_out_is_there_in_its_second_run():
+    plain, _ = train(Dispensing)
+    with applied(make_plan(1, policy="every-layer")):
+        ours, _ = train(Dispensing)
+    assert ours == plain
