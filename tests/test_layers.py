@@ -60,6 +60,7 @@ TORCH = (
     "memadvisor.backends",
     "memadvisor.key_value_caches",
     "memadvisor.in_making",
+    "memadvisor.tensor_classes",
 )  # what capture and engines know of it
 ENGINES = {  # the rooms of the engines, and those below each
     "lanes": (),

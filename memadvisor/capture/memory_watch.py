@@ -81,7 +81,7 @@ class MemoryWatch(OwnMode):
 
     def start(self) -> None:
         self._is_active = True
-        self.__enter__()  # type: ignore[no-untyped-call]
+        self.__enter__()
         self._seen_again = unseen_by_checkpoints()
         _push_saved_tensors_default_hooks(self._pack, _same)
 
@@ -89,7 +89,7 @@ class MemoryWatch(OwnMode):
         """Leave; where the script has a mode of its own on top of this one, it stays and does nothing."""
         self._is_active = False
         if _get_current_dispatch_mode() is self:
-            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self.__exit__(None, None, None)
             _pop_saved_tensors_default_hooks()
             self._seen_again()
         self._blocks.clear()

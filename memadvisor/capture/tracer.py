@@ -120,7 +120,7 @@ class Tracer:
                 torch.empty(1, dtype=torch.uint8, device="cpu")  # its event carries the allocator's total
         self._start_ns = time.time_ns()
         self.collectives.watch(self.mode, self.mode.live_place)
-        self.mode.__enter__()  # type: ignore[no-untyped-call]
+        self.mode.__enter__()
         self._default_hooks = DefaultHooks(self._hooks.pack, self._hooks.unpack)
         self.mode.note_place()
 
@@ -262,7 +262,7 @@ class Tracer:
     def _stop_labels(self) -> None:
         self.mode.is_active = False
         if self.can_finish():
-            self.mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self.mode.__exit__(None, None, None)
         if self._default_hooks is not None:
             self._default_hooks.remove()
             self._default_hooks = None

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memadvisor.engines.activations.saved_activations import Holder, KeptView, kept_view
 from memadvisor.operator_calls import UNCOUNTED, dropout_position, is_without_dropout, may_draw, operator_name
+from memadvisor.tensor_classes import a_mode_has_ended, a_mode_is_on
 
 
 class _Operator(NamedTuple):
@@ -203,6 +204,15 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # torch would import Dynamo for it; models that are compiled are not recomputed.
         return False
 
+    def __enter__(self) -> Any:
+        entered = super().__enter__()  # type: ignore[no-untyped-call]  # of torch, untyped
+        a_mode_is_on()
+        return entered
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        a_mode_has_ended()
+
     def _call(self, known: _Operator) -> tuple[str, int]:
         number = self._counts.get(known.name, 0)
         self._counts[known.name] = number + 1
@@ -246,7 +256,7 @@ class _FirstRun(_Mode):  # type: ignore[no-untyped-call]
         return out
 
     def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        super().__exit__(*exception)
         self._close()
         missing = {name for name in self._kept.names if "#" in name} - {
             f"{name}#{number}" for name, number in self._kept.outputs
@@ -280,5 +290,5 @@ class _SecondRun(_Mode):  # type: ignore[no-untyped-call]
         return output.value()
 
     def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        super().__exit__(*exception)
         self._kept.outputs.clear()  # what was not asked for is needed for nothing
