@@ -34,6 +34,7 @@ from memadvisor.own_hooks import hooks_aside
 from memadvisor.run.allocator_records import LiveStorage, OutOfMemory
 from memadvisor.run.compiled import has_compiled
 from memadvisor.run.cut import inside_wrapper, is_around_a_list, unwrap
+from memadvisor.run.ddp_options import options_left_to_ddp
 from memadvisor.run.documents import Ending, Note, ProcessInfo
 from memadvisor.run.frames import MAX_JOURNAL_RAW_BYTES
 from memadvisor.run.journal import JournalWriter
@@ -306,6 +307,7 @@ class RankWriter:
             has_zero_optimizer=None if wrapped is None else has_zero_optimizer(),
             has_replicate=None if wrapped is None else any(map(is_around_a_list, wrapped)),
             has_ddp_any_order=None if wrapped is None else any(map(has_any_order, wrapped)),
+            ddp_option=next(filter(None, map(options_left_to_ddp, wrapped or ())), None),
             has_compiled_model=has_compiled_model(),
             has_model_compiled_in_place=has_model_compiled_in_place(),
             float32_matmul=precision["matmul"],

@@ -39,6 +39,7 @@ from memadvisor.planning.budget import budget_bytes
 from memadvisor.planning.learn import Learnt
 from memadvisor.planning.machine import UnknownCollectivesError
 from memadvisor.planning.named import POLICIES
+from memadvisor.planning.own_updates import own_updates
 from memadvisor.planning.ranked import RankedPlan
 from memadvisor.planning.tensor_parallel import is_of_its_own, is_tensor_parallel, none_applies
 from memadvisor.run.run import Run
@@ -126,6 +127,8 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             return run_of_its_own(arguments, recorded)
         except UsageError as error:
+            if own_updates(recorded.ranks[0]) is not None:
+                raise none_applies(error) from None
             # What plans would give is said, and that none applies; a measurement for that is not asked for.
             try:
                 return _run_ranked(arguments, recorded)

@@ -17,6 +17,7 @@ from memadvisor.engines.script.undo import Undo
 from memadvisor.engines.sharding.executor import Executor
 from memadvisor.errors import PlanError
 from memadvisor.run.cut import is_around_a_list
+from memadvisor.run.ddp_options import options_left_to_ddp
 
 # (wrapper, whether ranks may use different parameters) -> the executor; None leaves DDP alone.
 Wrap = Callable[[DistributedDataParallel, bool], Executor | None]
@@ -140,20 +141,12 @@ def _check_options(ddp: DistributedDataParallel) -> None:
             hint="wrap the model in torch.nn.parallel.DistributedDataParallel, or let `memadvisor advise RUN --memory SIZE`, without "
             "other options, choose what all ranks recompute alike.",
         )
-    unsupported = {
-        "mixed_precision": ddp.mixed_precision is not None,
-        "parameters that DDP ignores": bool(ddp.parameters_to_ignore),
-        "delay_all_reduce_named_params": bool(ddp._delay_all_reduce_params),
-        "optimizers inside the backward (_apply_optimizer_in_backward)": any(
-            hasattr(parameter, "_in_backward_optimizers") for parameter in ddp.module.parameters()
-        ),
-    }
-    for what, found in unsupported.items():
-        if found:
-            raise PlanError(
-                f"The script's DistributedDataParallel uses {what}, which this engine does not do.",
-                hint="run without a plan.",
-            )
+    what = options_left_to_ddp(ddp)
+    if what is not None:
+        raise PlanError(
+            f"The script has {what}, which this engine does not do.",
+            hint="let `memadvisor advise RUN --memory SIZE`, without other options, choose what all ranks recompute alike.",
+        )
 
 
 def _declining(name: str, what: str) -> Callable[..., Any]:

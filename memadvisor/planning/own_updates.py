@@ -48,6 +48,8 @@ _GATHERING = OwnUpdates(
 def own_updates(rank: RankRun) -> OwnUpdates | None:
     """None where there is nothing of it."""
     process = rank.process
+    if process.ddp_option is not None:
+        return OwnUpdates(process.ddp_option, "take that out")
     found = (
         (_HOOK, process.has_ddp_hook),
         (_JOIN, process.has_ddp_join),

@@ -202,6 +202,29 @@ def test_ranks_that_differ_without_data_parallelism_are_told_so_and_not_to_measu
     assert "calibrate" in capsys.readouterr().err
 
 
+def test_ranks_that_differ_and_keep_their_own_data_parallelism_are_not_sent_back_to_the_same_command(
+    tmp_path, capsys
+):
+    """As torchrec's, whose ranks have other tables: the hint was to leave out options that were not there."""
+    run = make_run(num_ranks=2)
+    own = [
+        dataclasses.replace(
+            rank,
+            process=dataclasses.replace(
+                rank.process, has_ddp=True, ddp_option="parameters that DistributedDataParallel ignores"
+            ),
+        )
+        for rank in run.ranks
+    ]
+    alone = dataclasses.replace(own[1], steps=tuple(s for s in own[1].steps if s is not own[1].traced_step))
+    path = str(write_run(dataclasses.replace(run, ranks=(own[0], alone)), tmp_path / "tables"))
+
+    assert main(["advise", path, "--memory", "1GiB"]) == 2
+    error = capsys.readouterr().err
+    assert "No step of rank 1 was traced" in error and "no plan of several ranks applies" in error
+    assert "without other options" not in error
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

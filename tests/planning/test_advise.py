@@ -174,12 +174,18 @@ def test_a_script_whose_ddp_is_around_parts_of_its_model_is_refused():
         ("has_ddp_join", "torch's Join"),
         ("has_zero_optimizer", "ZeroRedundancyOptimizer"),
         ("has_replicate", "composable `replicate`"),
+        ("ddp_option", "parameters that DistributedDataParallel ignores"),
     ],
 )
 def test_a_script_with_what_the_engine_does_not_take_over_gets_no_plan_that_run_refuses(has, words):
     """All ranks may recompute alike (test_tensor_parallel.py), and one rank has nothing of it."""
     ranks = tuple(
-        dataclasses.replace(rank, process=dataclasses.replace(rank.process, has_ddp=True, **{has: True}))
+        dataclasses.replace(
+            rank,
+            process=dataclasses.replace(
+                rank.process, has_ddp=True, **{has: words if has == "ddp_option" else True}
+            ),
+        )
         for rank in RUN.ranks
     )
     run = dataclasses.replace(RUN, ranks=ranks)
