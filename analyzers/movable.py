@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from memadvisor.analyzers.placement import Passes, Placed
 from memadvisor.analyzers.walked_twice import Copies, earlier_copies
+from memadvisor.cost.saved import UnitCall
 from memadvisor.cost.step import STATES, BoundaryTensor, Inner
 
 
@@ -145,14 +146,33 @@ def saved_until(item: Placed, starts: Sequence[float]) -> dict[str, int]:
     return until
 
 
+def calls_saved_until(item: Placed, passes: Passes) -> dict[UnitCall, int]:
+    """The same by call of these units."""
+    until: dict[UnitCall, int] = {}
+    for saved in item.saved:
+        end_s = saved.released_s if saved.released_s is not None else item.row.death_s or saved.saved_s
+        call = passes.call_of(saved)
+        until[call] = max(0, passes.segment_at(end_s), until.get(call, 0))
+    return until
+
+
 def units_fed(item: Placed, passes: Passes) -> dict[str, int]:
     """Units that take or use a storage born before their forward, or are called with it, with the segment of their backward."""
+    fed: dict[str, int] = {}
+    for (unit, _), backward in calls_fed(item, passes).items():
+        fed[unit] = max(backward, fed.get(unit, backward))
+    return fed
+
+
+def calls_fed(item: Placed, passes: Passes) -> dict[UnitCall, int]:
+    """The same by call of these units."""
     used_s = None if item.ends_in_cast else item.row.last_forward_use_s
     times = [used_s, *item.taken_s, *(saved.saved_s for saved in item.saved)]
-    fed = dict([passes.forward[item.birth]] if item.is_argument and item.birth in passes.forward else [])
-    for time_s in times:
-        position = passes.forward_at(time_s)
-        if position is not None and position > item.birth:
-            unit, backward = passes.forward[position]
-            fed[unit] = max(backward, fed.get(unit, backward))
+    positions = [at for time_s in times if (at := passes.forward_at(time_s)) is not None and at > item.birth]
+    if item.is_argument and item.birth in passes.forward:
+        positions.insert(0, item.birth)
+    fed: dict[UnitCall, int] = {}
+    for position in positions:
+        call, backward = passes.call_in(position), passes.forward[position][1]
+        fed[call] = max(backward, fed.get(call, backward))
     return fed

@@ -13,6 +13,7 @@ from memadvisor.analyzers.batch_sizes import shrink_batch
 from memadvisor.analyzers.cast_arguments import cast_arguments
 from memadvisor.analyzers.narrow_shares import narrow_shares
 from memadvisor.analyzers.weight_casts import cached_casts, is_weight_cast
+from memadvisor.cost.saved import UnitCall
 from memadvisor.cost.step import STATES
 from memadvisor.precision import Precision
 from memadvisor.run.cut import innermost
@@ -111,6 +112,7 @@ class Passes:
         }
         self.walked: dict[int, tuple[int, ...]] = {}
         self.called_again = {unit for _, unit, _, call in found if call}
+        self.walked_units: set[str] = set()
         for (phase, unit, micro_batch, call), places in found.items():
             backward = found.get(("backward", unit, micro_batch, call))
             if phase == "forward" and backward and unit not in split:
@@ -120,6 +122,7 @@ class Passes:
                 if len(through) > 1:
                     self.walked[places[0]] = through
                     self.called_again.add(unit)
+                    self.walked_units.add(unit)
 
     def leave_out(self, unit: str) -> None:
         """Nothing of it runs again."""
@@ -192,6 +195,16 @@ class Passes:
     def segment_at(self, time_s: float) -> int:
         """The segment that contains a time, or ends at it."""
         return bisect_left(self.pieces, time_s, key=lambda piece: piece.start_s) - 1
+
+    def call_in(self, position: int) -> UnitCall:
+        """The call of a unit that a segment is of."""
+        piece = self.pieces[position]
+        return piece.unit or "", piece.call
+
+    def call_of(self, saved: Saved) -> UnitCall:
+        """The call of a unit that has saved something."""
+        unit, call = self.call_in(max(0, self.segment_at(saved.saved_s)))
+        return saved.unit, call if unit == saved.unit else 0
 
     def forward_at(self, time_s: float | None) -> int | None:
         """The forward segment of a whole unit that contains a time."""

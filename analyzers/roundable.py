@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
 
 from memadvisor.activation_bits import FLOATING, STATISTIC_SHARE
-from memadvisor.analyzers.placement import Passes, Placed
+from memadvisor.analyzers.placement import Passes, Placed, unit_inputs
 from memadvisor.analyzers.shapes import dimensions
 from memadvisor.cost.rounded_activations import RoundableStorage, RoundingCost, Save
-from memadvisor.cost.saved import SavedStorages
+from memadvisor.cost.saved import SavedStorages, UnitCall
 from memadvisor.run.run import RankRun
 
 _ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "bool": 1}
@@ -28,7 +28,7 @@ def roundable_storages(
     A mask is a boolean, or what `aten::bernoulli_` has written; whatever else needs no gradient stays as it is.
     """
     drawn = {row.changes for row in rank.operators if row.name == "aten::bernoulli_"}
-    fewest = _fewest_elements(rank, placed)
+    fewest = _fewest_elements(rank, placed, passes)
     found = (
         _roundable(placed[number], one, passes, fewest, is_drawn=placed[number].row.storage_id in drawn)
         for number, one in sorted(saved.items())
@@ -38,19 +38,21 @@ def roundable_storages(
 
 
 def _roundable(
-    item: Placed, one: SavedStorages, passes: Passes, fewest: Mapping[str, int], *, is_drawn: bool
+    item: Placed, one: SavedStorages, passes: Passes, fewest: Mapping[UnitCall, int], *, is_drawn: bool
 ) -> RoundableStorage | None:
     row = item.row
     item_bytes = _ITEM_BYTES.get(row.dtype)
     rows = sorted(item.saved, key=lambda saved: saved.saved_s)
     if item_bytes is None or row.death_s is None:
         return None
-    first = next((saved for saved in rows if saved.unit in one.movable_by), None)
+    first = next((saved for saved in rows if passes.call_of(saved) in one.movable_by), None)
     count = row.size_bytes // item_bytes
     is_mask = row.dtype == "bool" or is_drawn
     if first is None or first.needs_gradient is None:
         return None
-    if not is_mask and (row.dtype not in FLOATING or not first.needs_gradient or count < fewest[first.unit]):
+    if not is_mask and (
+        row.dtype not in FLOATING or not first.needs_gradient or count < fewest[passes.call_of(first)]
+    ):
         return None
     used_s = max(row.birth_s, item.needed_until_s or row.birth_s)
     return RoundableStorage(
@@ -61,30 +63,36 @@ def _roundable(
         is_mask=is_mask,
         death_s=row.death_s,
         held_until_s=row.death_s if one.held_until == item.death else used_s,
-        input_until_s={unit: passes.pieces[at].end_s for unit, at in one.input_of.items()},
-        saves=tuple(_saves(item, one.movable_by)),
+        input_until_s=_inputs_until_s(one, passes),
+        saves=tuple(_saves(item, one.movable_by, passes)),
     )
 
 
-def _saves(item: Placed, movable_by: Collection[str]) -> Iterator[Save]:
+def _inputs_until_s(one: SavedStorages, passes: Passes) -> dict[str, float]:
+    until: dict[str, float] = {}
+    for (unit, _), at in one.input_of.items():
+        until[unit] = max(passes.pieces[at].end_s, until.get(unit, 0.0))
+    return until
+
+
+def _saves(item: Placed, movable_by: Collection[UnitCall], passes: Passes) -> Iterator[Save]:
     for saved in sorted(item.saved, key=lambda saved: saved.saved_s):
         if saved.released_s is not None:
-            rounds = saved.unit in movable_by
+            rounds = passes.call_of(saved) in movable_by
             yield Save(saved.unit, rounds, saved.saved_s, saved.unpacked_s, saved.released_s)
 
 
-def _fewest_elements(rank: RankRun, placed: Sequence[Placed]) -> Mapping[str, int]:
-    """By unit, of how many elements on a tensor is no statistic: a part of the largest that it is called with."""
+def _fewest_elements(rank: RankRun, placed: Sequence[Placed], passes: Passes) -> Mapping[UnitCall, int]:
+    """By unit's call, of how many elements on a tensor is no statistic: a part of the largest that it is called with."""
     sizes = {
         item.row.storage_id: prod(dimensions(item.row.shape)) for item in placed if item.row.dtype in FLOATING
     }
-    units = {unit.name for unit in rank.units}
-    calls = {c.call_id: c.unit for c in rank.module_calls if c.module == c.unit and c.unit in units}
-    largest: dict[str, int] = defaultdict(int)
-    for row in rank.call_tensors:
-        if row.role == "input" and (unit := calls.get(row.call_id)) is not None:
-            largest[unit] = max(largest[unit], sizes.get(row.storage_id, 0))
-    return defaultdict(int, {unit: size // STATISTIC_SHARE for unit, size in largest.items()})
+    largest: dict[UnitCall, int] = defaultdict(int)
+    for call, row in unit_inputs(rank):
+        position = passes.forward_at(call.start_s)
+        own = (call.unit, 0) if position is None else passes.call_in(position)
+        largest[own] = max(largest[own], sizes.get(row.storage_id, 0))
+    return defaultdict(int, {call: size // STATISTIC_SHARE for call, size in largest.items()})
 
 
 def rounding_cost(rank: RankRun) -> RoundingCost | None:

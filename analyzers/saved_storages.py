@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from memadvisor.analyzers.movable import saved_until, units_fed
+from memadvisor.analyzers.movable import calls_fed, calls_saved_until
 from memadvisor.analyzers.placement import Passes, Placed, unit_inputs
-from memadvisor.cost.saved import MIN_BYTES, SavedStorages
+from memadvisor.cost.saved import MIN_BYTES, SavedStorages, UnitCall
 from memadvisor.cost.step import STATES
 from memadvisor.run.run import RankRun
 
@@ -20,8 +20,7 @@ def saved_storages(
 
     `casts`: weights that autocast has cast, which its cache holds until the forward's context is left.
     """
-    stays, goes = _arguments(rank, placed)
-    starts = [piece.start_s for piece in passes.pieces]
+    stays, goes = _arguments(rank, placed, passes)
     found: dict[int, SavedStorages] = {}
     for number, item in enumerate(placed):
         row = item.row
@@ -30,9 +29,9 @@ def saved_storages(
             continue
         if any(saved.released_s is None for saved in item.saved):
             continue
-        until, input_of = saved_until(item, starts), units_fed(item, passes)
-        movable = _units_that_may_move(item, until, stays, passes)
-        taken_by = tuple(unit for unit in input_of if row.storage_id in goes.get(unit, ()))
+        until, input_of = calls_saved_until(item, passes), calls_fed(item, passes)
+        movable = _calls_that_may_move(item, until, stays, passes)
+        taken_by = tuple(call for call in input_of if row.storage_id in goes.get(call, ()))
         if movable or taken_by:
             found[number] = SavedStorages(
                 category=row.category,
@@ -46,7 +45,7 @@ def saved_storages(
                 movable_by=movable,
                 held_until=_held_until(item, until, passes, is_cast=number in casts),
                 input_of=input_of,
-                maker=passes.forward.get(item.birth, (None, 0))[0],
+                maker=passes.call_in(item.birth) if item.birth in passes.forward else None,
                 taken_by=taken_by,
             )
     return found
@@ -74,36 +73,40 @@ def grouped(found: Collection[SavedStorages]) -> tuple[SavedStorages, ...]:
     return tuple(groups.values())
 
 
-def _units_that_may_move(
-    item: Placed, until: Mapping[str, int], arguments: Mapping[str, set[int]], passes: Passes
-) -> tuple[str, ...]:
-    """Units in one piece whose forward saves the storage for longer than itself, in order of saving."""
-    movable: dict[str, None] = {}
+def _calls_that_may_move(
+    item: Placed, until: Mapping[UnitCall, int], arguments: Mapping[UnitCall, set[int]], passes: Passes
+) -> tuple[UnitCall, ...]:
+    """Calls in one piece that save the storage for longer than themselves, in order of saving. Not of units that autograd goes
+    through for a derivative too."""
+    movable: dict[UnitCall, None] = {}
     for saved in sorted(item.saved, key=lambda saved: saved.saved_s):
         position = passes.forward_at(saved.saved_s)
-        if position is None or passes.forward[position][0] != saved.unit or saved.unit in passes.called_again:
+        if position is None or passes.forward[position][0] != saved.unit or saved.unit in passes.walked_units:
             continue
-        if until[saved.unit] > position and item.row.storage_id not in arguments.get(saved.unit, ()):
-            movable[saved.unit] = None
+        call = passes.call_in(position)
+        if until[call] > position and item.row.storage_id not in arguments.get(call, ()):
+            movable[call] = None
     return tuple(movable)
 
 
 def _arguments(
-    rank: RankRun, placed: Sequence[Placed]
-) -> tuple[Mapping[str, set[int]], Mapping[str, set[int]]]:
-    """By unit, what it is called with that needs no gradient, and that does. In older runs: what is no activation."""
+    rank: RankRun, placed: Sequence[Placed], passes: Passes
+) -> tuple[Mapping[UnitCall, set[int]], Mapping[UnitCall, set[int]]]:
+    """By unit's call, what it is called with that needs no gradient, and that does. In older runs: what is no activation."""
     activations = {item.row.storage_id for item in placed if item.row.category == "activation"}
-    stays: dict[str, set[int]] = defaultdict(set)
-    goes: dict[str, set[int]] = defaultdict(set)
+    stays: dict[UnitCall, set[int]] = defaultdict(set)
+    goes: dict[UnitCall, set[int]] = defaultdict(set)
     for call, row in unit_inputs(rank):
         needs_gradient = row.needs_gradient
         if needs_gradient is None:
             needs_gradient = row.storage_id in activations
-        (goes if needs_gradient else stays)[call.unit].add(row.storage_id)
+        position = passes.forward_at(call.start_s)
+        own = (call.unit, 0) if position is None else passes.call_in(position)
+        (goes if needs_gradient else stays)[own].add(row.storage_id)
     return stays, goes
 
 
-def _held_until(item: Placed, until: Mapping[str, int], passes: Passes, *, is_cast: bool) -> int:
+def _held_until(item: Placed, until: Mapping[UnitCall, int], passes: Passes, *, is_cast: bool) -> int:
     """Its last use in the forward, or the last time that somebody held it; its death, where that comes later than the last
     release explains."""
     if not until or item.death > passes.last_of_backward(max(until.values())):

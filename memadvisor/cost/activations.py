@@ -225,6 +225,12 @@ class Activations:
             self._again_s[stretch, number] = self._seconds_again(stretch, number)
         return self._again_s[stretch, number]
 
+    def using_s(self, segment: Segment) -> float:
+        """How long a backward takes to use what has been kept for it; one that runs its unit again does so there."""
+        if segment.phase == "backward" and segment.unit in self.stretches:
+            return self.again_s((segment.unit or "",), segment.pass_number)
+        return segment.duration_s
+
     def _seconds_again(self, stretch: Stretch, number: int | None) -> float:
         """Its units' second forwards; the last one ends with the last tensor that it saves, and skips what is kept."""
         units = [unit for item in self.stretches.runs(stretch) for unit in item]

@@ -2,8 +2,8 @@
 
 The law of the moments, as memadvisor/engines/activations/offloaded_activations.py plays a schedule (write_transfers.py):
 
-- *What goes*: storages of at least MIN_BYTES that a unit's forward saves (`SavedStorages.movable_by`), each once
-  however many units save it. Of a unit that is recomputed, what it keeps: its inputs that need a gradient
+- *What goes*: storages of at least MIN_BYTES that a call of a unit's forward saves (`SavedStorages.movable_by`), each once
+  however many calls save it. Of a unit that is recomputed, what it keeps: its inputs that need a gradient
   (`SavedStorages.taken_by`), and outputs of operators (`kept_storages`).
 - *Leaving*: the write begins after the forward of the first unit that saves a storage, and is waited for after the forward
   of the unit behind it, or if there is none where a backward begins, be it another micro-batch's, or after its own next
@@ -22,19 +22,22 @@ The law of the moments, as memadvisor/engines/activations/offloaded_activations.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 
 from memadvisor.cost.kept import KeepableStorage
 from memadvisor.cost.lanes import Lanes
-from memadvisor.cost.saved import MIN_BYTES, SavedStorages
-from memadvisor.cost.step import CapturedStep
+from memadvisor.cost.saved import MIN_BYTES, SavedStorages, UnitCall
+from memadvisor.cost.step import CapturedStep, Segment, pass_number
 from memadvisor.cost.stretches import Stretches
 from memadvisor.cost.transfers import TransferTimes
 from memadvisor.schedule import Action, ActionKind, Lane, Point, Schedule
+
+TRANSFERS = frozenset((ActionKind.OFFLOAD, ActionKind.PREFETCH))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +74,14 @@ def units_away(schedule: Schedule) -> dict[str, Away]:
 class Absence:
     """Storages that a schedule moves: out of memory from the start of segment `first` to the end of `last`.
 
-    `written_by`: the unit after whose forward they are sent. `read_for`: the one that asks for them first.
+    `written_by`: the call of a unit after which they are sent. `read_for`: the one whose backward asks for them first.
     """
 
     storages: SavedStorages
     first: int
     last: int
-    written_by: str
-    read_for: str
+    written_by: UnitCall
+    read_for: UnitCall
 
     @property
     def is_away(self) -> bool:
@@ -90,49 +93,76 @@ def absence_of(
     storages: SavedStorages, step: CapturedStep, away: Mapping[str, Away], stretches: Stretches
 ) -> Absence | None:
     """When storages are elsewhere, if units in `away` have theirs there; None where none of them moves these."""
-    movers = [unit for unit in storages.movable_by if unit in away and unit not in stretches]
-    movers += [unit for unit in storages.taken_by if unit in away and unit in stretches]
+    movers = [call for call in storages.movable_by if call[0] in away and call[0] not in stretches]
+    movers += [call for call in storages.taken_by if call[0] in away and call[0] in stretches]
     if not movers:
         return None
     if len(movers) > 1:
-        movers.sort(key=lambda unit: step.forward_at.get((unit, storages.micro_batch), 0))
-    micro_batch = storages.micro_batch
-    gone_after = away[movers[0]].gone_after
-    waited = step.forward_at.get((gone_after, micro_batch)) if gone_after is not None else None
-    if waited is None or waited < storages.birth_segment:
-        waited = _last_to_wait(step, movers[0], storages)
-    back = {
-        unit: min(
-            step.backwards.get((other, micro_batch), len(step.segments))
-            for other in (unit, *away[unit].back_before)
-        )
-        for unit in movers
-    }
-    read_for = min(movers, key=lambda unit: back[unit])
+        movers.sort(key=lambda call: _forward_of(step, call, storages))
+    back = {call: _asked_for(step, call, storages, away[call[0]]) for call in movers}
+    read_for = min(movers, key=lambda call: back[call])
+    waited = _waited_for(step, movers[0], storages, away[movers[0][0]])
     held_until = max(waited, _held_until(storages, movers, stretches))
     return Absence(storages, held_until + 1, back[read_for] - 1, movers[0], read_for)
 
 
-def _last_to_wait(step: CapturedStep, unit: str, storages: SavedStorages) -> int:
-    """Until when a unit's write may go on that no unit behind it waits for."""
-    own = max(storages.birth_segment, step.forward_at.get((unit, storages.micro_batch), 0))
+def _forward_of(step: CapturedStep, call: UnitCall, storages: SavedStorages) -> int:
+    unit, number = call
+    return step.forward_at.get((unit, pass_number(storages.micro_batch, number)), 0)
+
+
+def _waited_for(step: CapturedStep, call: UnitCall, storages: SavedStorages, away: Away) -> int:
+    """Until when a call's write may go on."""
+    own = max(storages.birth_segment, _forward_of(step, call, storages))
+    names = (call[0],) if away.gone_after is None else (away.gone_after, call[0])
     ends = [begins - 1 for begins in step.backward_begins.values() if begins > own]
-    ends += [again for (name, _), again in step.forward_at.items() if name == unit and again > own]
+    ends += [behind for name in names if (behind := _next_forward(step, name, own)) is not None]
     return min(ends, default=len(step.segments) - 1)
 
 
-def _held_until(storages: SavedStorages, movers: list[str], stretches: Stretches) -> int:
-    """The last segment in which anybody but the units that move them holds storages."""
+def _asked_for(step: CapturedStep, call: UnitCall, storages: SavedStorages, away: Away) -> int:
+    """Where the first backward begins before which the schedule asks for what a call keeps: its own, or that of a call that
+    found it to be the unit's last."""
+    unit, number = call
+    never = len(step.segments)
+    own = _forward_of(step, call, storages)
+    next_own = _next_forward(step, unit, own)
+    asking = [step.backwards.get((unit, pass_number(storages.micro_batch, number)), never)]
+    for name in away.back_before:
+        for position, other in step.forwards_of.get(name, ()):
+            if own < position < (never if next_own is None else next_own):
+                asking.append(step.backwards.get((name, other), never))
+    return min(asking)
+
+
+def _next_forward(step: CapturedStep, unit: str, position: int) -> int | None:
+    passes = step.forwards_of.get(unit, ())
+    place = bisect_right(passes, position, key=lambda found: found[0])
+    return passes[place][0] if place < len(passes) else None
+
+
+def _held_until(storages: SavedStorages, movers: list[UnitCall], stretches: Stretches) -> int:
+    """The last segment in which anybody but the calls that move them holds storages."""
     holds = [storages.held_until]
     holds += [
-        until for unit, until in storages.saved_until.items() if unit not in movers and unit not in stretches
+        until
+        for call, until in storages.saved_until.items()
+        if call not in movers and call[0] not in stretches
     ]
     holds += [
         until
-        for unit, until in storages.input_of.items()
-        if unit in stretches and unit not in movers and storages.maker not in stretches.around(unit)[0]
+        for call, until in storages.input_of.items()
+        if call[0] in stretches and call not in movers and not _makes_again(storages, call, stretches)
     ]
     return max(holds)
+
+
+def _makes_again(storages: SavedStorages, call: UnitCall, stretches: Stretches) -> bool:
+    """Whether what a call of a recomputed unit takes is made in the run that runs it again."""
+    maker = storages.maker
+    if maker is None or (maker[0] == call[0] and maker != call):  # an earlier call
+        return False
+    return maker[0] in stretches.around(call[0])[0]
 
 
 def kept_storages(
@@ -149,18 +179,18 @@ def kept_storages(
                 num_storages=1,
                 micro_batch=segment.micro_batch,
                 birth_segment=position,
-                death_segment=step.backwards.get((segment.unit, segment.micro_batch), len(step.segments)),
+                death_segment=step.backwards.get((segment.unit, segment.pass_number), len(step.segments)),
                 saved_until={},
                 movable_by=(),
                 held_until=position,
                 input_of={},
-                maker=segment.unit,
-                taken_by=(segment.unit,),
+                maker=(segment.unit, segment.call),
+                taken_by=((segment.unit, segment.call),),
             )
 
 
 class Moves:
-    """All that a schedule moves of a step. Bytes by unit and micro-batch.
+    """All that a schedule moves of a step. Bytes by unit and pass.
 
     `kept`: by forward segment, what recomputed units keep of their operators' outputs.
     """
@@ -199,11 +229,12 @@ class Transfer:
     num_storages: int = 0
 
 
-def _sums(found: Iterator[tuple[str, SavedStorages]]) -> dict[tuple[str, int | None], Transfer]:
+def _sums(found: Iterator[tuple[UnitCall, SavedStorages]]) -> dict[tuple[str, int | None], Transfer]:
     sums: dict[tuple[str, int | None], Transfer] = {}
-    for unit, storages in found:
-        known = sums.get((unit, storages.micro_batch), Transfer())
-        sums[unit, storages.micro_batch] = Transfer(
+    for (unit, call), storages in found:
+        key = unit, pass_number(storages.micro_batch, call)
+        known = sums.get(key, Transfer())
+        sums[key] = Transfer(
             known.size_bytes + storages.size_bytes, known.num_storages + storages.num_storages
         )
     return sums
@@ -222,24 +253,41 @@ class _Arriving:
 class MovedActivations:
     """The time of a schedule's transfers of activations, while it is played."""
 
+    step: CapturedStep
     moves: Moves
     lanes: Lanes
     times: TransferTimes | None  # of all lanes that anything goes by
+    using_s: Callable[[Segment], float]  # what a backward takes to use what has been kept for it
     _leaving_s: dict[str, float] = field(default_factory=dict)
-    _arriving: dict[str, _Arriving] = field(default_factory=dict)
+    _arriving: dict[tuple[str, int | None], _Arriving] = field(default_factory=dict)
 
-    def play(self, action: Action, micro_batch: int | None, backward_s: float) -> None:
-        """One transfer around a forward or backward; `backward_s`: what the backward takes that it stands before, or the
-        second run before that one."""
+    def play_all(self, actions: Iterable[Action], segment: Segment) -> None:
+        """Those among the actions at the boundary of one of several calls of a unit."""
+        for action in actions:
+            if action.kind in TRANSFERS:
+                self.play(action, segment)
+
+    def play(self, action: Action, segment: Segment) -> None:
+        """One transfer around a forward or backward."""
         if action.kind is ActionKind.OFFLOAD and action.overlaps:
-            self._write(action, self.moves.written.get((action.unit, micro_batch), Transfer()))
+            self._write(action, self.moves.written.get((action.unit, segment.pass_number), Transfer()))
         elif action.kind is ActionKind.OFFLOAD:
             self.lanes.wait_for_transfer(self._leaving_s.pop(action.unit, 0.0))
         else:
-            if action.unit not in self._arriving:
-                self._read(action, self.moves.read.get((action.unit, micro_batch), Transfer()))
+            key = action.unit, self._asked_for(action, segment)
+            if key not in self._arriving:
+                self._read(action, key, self.moves.read.get(key, Transfer()))
             if not action.overlaps:
-                self._wait_for(self._arriving.pop(action.unit, None), backward_s)
+                self._wait_for(self._arriving.pop(key, None), self.using_s(segment))
+
+    def _asked_for(self, action: Action, segment: Segment) -> int | None:
+        """The pass of a unit that is brought back before this backward: its last one before this one's forward."""
+        own = self.step.forward_at.get((segment.unit, segment.pass_number))
+        if action.unit == segment.unit or own is None:
+            return segment.pass_number
+        passes = self.step.forwards_of.get(action.unit, ())
+        place = bisect_right(passes, own, key=lambda found: found[0])
+        return passes[place - 1][1] if place else segment.pass_number
 
     def _write(self, action: Action, written: Transfer) -> None:
         self.lanes.wait_for_transfer(self._leaving_s.pop(action.unit, 0.0))  # of an earlier call
@@ -249,12 +297,12 @@ class MovedActivations:
             label = f"{action.kind} of {action.unit}"
             self._leaving_s[action.unit] = self.lanes.transfer(action.lane, label, write_s)
 
-    def _read(self, action: Action, read: Transfer) -> None:
+    def _read(self, action: Action, key: tuple[str, int | None], read: Transfer) -> None:
         if read.size_bytes:
             self._compute(action, read)
             read_s = self._times_of(action).read_s(action.lane, read.size_bytes)
             end_s = self.lanes.transfer(action.lane, f"{action.kind} of {action.unit}", read_s)
-            self._arriving[action.unit] = _Arriving(end_s, read_s, read.num_storages)
+            self._arriving[key] = _Arriving(end_s, read_s, read.num_storages)
 
     def _compute(self, action: Action, moved: Transfer) -> None:
         """What the engine itself takes: a half on the way out, and a half on the way back."""

@@ -24,14 +24,14 @@ from memadvisor.cost.fsdp2_memory import Fsdp2Memory
 from memadvisor.cost.lanes import Lanes
 from memadvisor.cost.limit import Limit, Remaining
 from memadvisor.cost.moments import Moments
-from memadvisor.cost.moved_activations import MovedActivations
+from memadvisor.cost.moved_activations import TRANSFERS, MovedActivations
 from memadvisor.cost.paged_parameters import PagedParameters
 from memadvisor.cost.paged_updates import PagedUpdates
 from memadvisor.cost.places import place_at, second_run_of
 from memadvisor.cost.played_collectives import PlayedCollectives
 from memadvisor.cost.segment_points import AFTER, PASSES, POINTS, lent_after, lent_before
 from memadvisor.cost.simulation import Simulation, Watcher
-from memadvisor.cost.step import NOTHING, Bytes, CapturedStep, Segment
+from memadvisor.cost.step import NOTHING, Bytes, CapturedStep
 from memadvisor.cost.transfers import TransferTimes
 from memadvisor.schedule import Action, ActionKind, Point, Ranks, Schedule
 
@@ -92,7 +92,7 @@ class _Player:
         self.paged = PagedUpdates(schedule, self.lanes, transfers, self.engine.update_traffic, update_s)
         self.updated_alone = frozenset(schedule.updated_alone)
         self.pages = PagedParameters(self.lanes, transfers, self.engine, self.paging_time)
-        self.moved = MovedActivations(activations.moves, self.lanes, transfers)
+        self.moved = MovedActivations(step, activations.moves, self.lanes, transfers, activations.using_s)
         self.moments = Moments(activations)
         self.engine_time = EngineTime(step, schedule, times)
         self.collectives = PlayedCollectives(step, schedule, times, self.lanes, self.engine_time)
@@ -136,6 +136,7 @@ class _Player:
     def _segment(self, position: int, is_last: bool, is_again: bool) -> None:
         segment, place = self.step.segments[position], self.step.places[position]
         enters, leaves = self.step.edges[position]
+        begins, ends = self.step.call_edges[position]
         passing = PASSES.get(segment.phase, "")
         if passing == "backward" and segment.unit is None:
             passing = self.passing if self.passing == "backward" else ""  # the loss, outside the model
@@ -146,6 +147,8 @@ class _Player:
                 self._meet(1)
                 self.lanes.compute("optimizer step's pieces", self.engine_time.pieces_s())
             self._actions(POINTS[segment.phase][0], position, is_last)
+        elif begins:
+            self.moved.play_all(self.schedule.at(POINTS[segment.phase][0], segment.unit or ""), segment)
         self._lend(lent_before(self.schedule, segment), position, is_last)
         self.engine.enter(segment, is_again=is_again)
         self._tell_states()
@@ -167,6 +170,8 @@ class _Player:
                 name = segment.unit or ""
                 self.lanes.compute(f"engine at the backward of {name}", self.engine_time.gradients_s(name))
             self._actions(POINTS[segment.phase][1], position, is_last)
+        elif ends:
+            self.moved.play_all(self.schedule.at(POINTS[segment.phase][1], segment.unit or ""), segment)
 
     def _lend(self, lent: Iterator[tuple[Point, Action]], position: int, is_last: bool) -> None:
         """Units of which the segment calls modules; FSDP2 does not know of such calls."""
@@ -254,8 +259,8 @@ class _Player:
                 self._update_paged(action, here)
             elif point is Point.BEFORE_OPTIMIZER and action.unit in self.updated_alone:
                 self._update_alone(action, here)
-            elif action.kind in (ActionKind.OFFLOAD, ActionKind.PREFETCH):
-                self.moved.play(action, segment.micro_batch, self._using_s(segment))
+            elif action.kind in TRANSFERS:
+                self.moved.play(action, segment)
             elif self.pages.plays(action):
                 self._page(action, here)
             else:
@@ -327,12 +332,6 @@ class _Player:
         if here.point is not Point.AFTER_BACKWARD or not isinstance(self.engine, EngineMemory):
             return NOTHING
         return {"gradient": self.engine.held_by_autograd(self.step.segments[here.position])}
-
-    def _using_s(self, segment: Segment) -> float:
-        """How long a backward takes to use what has been kept for it; one that runs its unit again does so there."""
-        if segment.phase == "backward" and segment.unit in self.stretches:
-            return self.activations.again_s((segment.unit or "",), segment.micro_batch)
-        return segment.duration_s
 
     def _wait_for_reduction(self, action: Action) -> None:
         """A reduction to shards is waited for by a later one."""

@@ -7,7 +7,7 @@ told apart from bytes that it cannot, so that replaying the segments unchanged g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -247,6 +247,14 @@ class CapturedStep:
         return found
 
     @cached_property
+    def forwards_of(self) -> Mapping[str | None, tuple[tuple[int, int | None], ...]]:
+        """By unit, where each of its passes begins, in order, and which that is."""
+        found: dict[str | None, list[tuple[int, int | None]]] = {}
+        for (unit, number), position in self.forward_at.items():
+            found.setdefault(unit, []).append((position, number))
+        return {unit: tuple(passes) for unit, passes in found.items()}
+
+    @cached_property
     def backwards(self) -> Mapping[tuple[str | None, int | None], int]:
         """The first backward segment by unit and pass, of the last backward that goes through it."""
         return {key: walks[max(walks)] for key, walks in self._walks.items()}
@@ -367,15 +375,23 @@ class CapturedStep:
         A unit that runs in several pieces of one micro-batch (others run inside it) is entered before the
         first and left after the last.
         """
-        first: dict[tuple[str, str | None, int | None, int], int] = {}
-        last: dict[tuple[str, str | None, int | None, int], int] = {}
-        for position, segment in enumerate(self.segments):
-            key = (segment.phase, segment.unit, segment.micro_batch, segment.walk)
+        return self._edges([(s.phase, s.unit, s.micro_batch, s.walk) for s in self.segments])
+
+    @cached_property
+    def call_edges(self) -> tuple[tuple[bool, bool], ...]:
+        """The same of each call of a unit that is called several times in a micro-batch."""
+        return self._edges([(s.phase, s.unit, s.pass_number, s.walk) for s in self.segments])
+
+    def _edges(
+        self, keys: Sequence[tuple[str, str | None, int | None, int]]
+    ) -> tuple[tuple[bool, bool], ...]:
+        first: dict[object, int] = {}
+        last: dict[object, int] = {}
+        for position, key in enumerate(keys):
             first.setdefault(key, position)
             last[key] = position
         edges = []
-        for position, segment in enumerate(self.segments):
-            key = (segment.phase, segment.unit, segment.micro_batch, segment.walk)
+        for position, (segment, key) in enumerate(zip(self.segments, keys, strict=True)):
             is_units = segment.phase in ("forward", "backward") and segment.unit is not None
             counts = segment.phase == "optimizer" or is_units
             edges.append((counts and first[key] == position, counts and last[key] == position))

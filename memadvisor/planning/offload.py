@@ -46,7 +46,7 @@ class OffloadSearch:
     @cached_property
     def movable(self) -> tuple[str, ...]:
         """Units that keep anything large enough to be moved, in order of execution."""
-        moving = {unit for storages in self.step.saved for unit in storages.movable_by}
+        moving = {unit for storages in self.step.saved for unit, _ in storages.movable_by}
         return tuple(unit.name for unit in self.plain.units if unit.name in moving)
 
     def fastest(self, budget_bytes: int, starts: Iterable[Arrangement], num_moves: int) -> Arrangement | None:
@@ -87,7 +87,7 @@ class OffloadSearch:
     @cached_property
     def _taking(self) -> frozenset[str]:
         """Recomputable units whose inputs can be moved."""
-        taking = {unit for storages in self.step.saved for unit in storages.taken_by}
+        taking = {unit for storages in self.step.saved for unit, _ in storages.taken_by}
         return frozenset(taking & self.step.recomputable.keys())
 
     @cached_property
@@ -169,15 +169,15 @@ def hidden_transfers(
     away = units_away(schedule)
     moves = Activations(step, Stretches(schedule.stretches), schedule.kept, away).moves
     windows = {
-        (segment.phase, segment.unit, segment.micro_batch): segment.duration_s for segment in step.segments
+        (segment.phase, segment.unit, segment.pass_number): segment.duration_s for segment in step.segments
     }
     slow, sending = set(), {unit for unit, _ in moves.written}
     for phase, transfers, seconds in (
         ("forward", moves.written, times.write_s),
         ("backward", moves.read, times.read_s),
     ):
-        for (unit, micro_batch), sent in transfers.items():
-            window_s = windows.get((phase, away[unit].gone_after, micro_batch), 0.0)
+        for (unit, number), sent in transfers.items():
+            window_s = windows.get((phase, away[unit].gone_after, number), 0.0)
             if seconds(away[unit].lane, sent.size_bytes) > window_s:
                 slow.add(unit)
     return tuple(unit.name for unit in units if unit.name in sending - slow)

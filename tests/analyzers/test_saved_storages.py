@@ -14,7 +14,7 @@ KEPT = next(row for row in RANK.saved if row.unit == "blocks.1" and row.size_byt
 
 
 def movable_bytes(run):
-    return sum(one.size_bytes for one in captured_step(run).saved if one.movable_by == ("blocks.1",))
+    return sum(one.size_bytes for one in captured_step(run).saved if one.movable_by == (("blocks.1", 0),))
 
 
 def called_with(needs_gradient, category="activation", module="blocks.1"):

@@ -42,7 +42,9 @@ def play(step, away, again=(), read=1e30, write=1e30):
 
 def kept_bytes(step, unit):
     """What a unit of the played training keeps in one micro-batch, in storages that are large enough to go."""
-    return sum(one.size_bytes for one in step.saved if one.movable_by == (unit,) and one.micro_batch == 0)
+    return sum(
+        one.size_bytes for one in step.saved if one.movable_by == ((unit, 0),) and one.micro_batch == 0
+    )
 
 
 @pytest.mark.parametrize("batches", [1, 2])
@@ -86,6 +88,8 @@ def between(**changes):
         "held_until": STEP.forward_at["blocks.1", 0],
         **changes,
     }
+    known["saved_until"] = {(unit, 0): until for unit, until in known["saved_until"].items()}
+    known["movable_by"] = tuple((unit, 0) for unit in known["movable_by"])
     return SavedStorages(
         category="activation",
         dtype="float32",
@@ -94,8 +98,8 @@ def between(**changes):
         micro_batch=0,
         birth_segment=made,
         death_segment=first,
-        input_of={"blocks.1": second},
-        maker="blocks.0",
+        input_of={("blocks.1", 0): second},
+        maker=("blocks.0", 0),
         **known,
     )
 
@@ -141,7 +145,7 @@ def test_what_somebody_else_holds_does_not_leave(away, again, changes, first, la
     place, _, unit = first.rpartition(" ")
     assert absence.first == STEP.forward_at[unit, 0] + (place == "behind forward")
     assert absence.last == STEP.backwards[last.split()[1], 0] - 1
-    assert (absence.written_by, absence.is_away) == ("blocks.0", True)
+    assert (absence.written_by, absence.is_away) == (("blocks.0", 0), True)
 
 
 @given(
@@ -168,7 +172,7 @@ def test_transfers_cost_what_compute_does_not_hide(away, again, read, write):
 def test_a_unit_waits_for_its_own_write_after_the_next_forward_and_for_its_reads_as_it_uses_them():
     """By hand: 0.008 s of a block's forward under the write, 0.016 s of the next one's backward under the read."""
     size_bytes = kept_bytes(STEP, "blocks.1")
-    (parts,) = {one.num_storages for one in STEP.saved if one.movable_by == ("blocks.1",)}
+    (parts,) = {one.num_storages for one in STEP.saved if one.movable_by == (("blocks.1", 0),)}
     write_s, read_s = 0.02, 0.05
     played = play(STEP, ("blocks.1",), read=size_bytes / read_s, write=size_bytes / write_s)
     durations = {(s.phase, s.unit): s.duration_s for s in STEP.segments}

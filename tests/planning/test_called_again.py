@@ -1,16 +1,26 @@
 """Units that are called several times before the backward: predicted from the plain run, applied, and measured."""
 
+from functools import cache
+
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from memadvisor.analyzers.segments import captured_step
+from memadvisor.cost.activations import Activations
+from memadvisor.cost.moved_activations import units_away
 from memadvisor.cost.simulate import simulate
+from memadvisor.cost.stretches import Stretches
+from memadvisor.cost.transfers import TransferTimes
+from memadvisor.hardware.hardware import TierBandwidth
 from memadvisor.plan import UnitPlan
+from memadvisor.schedule import Lane
 from memadvisor.write_schedule import write_schedule
 from tests.engines.trainings import make_plan
-from tests.planning.test_moved_activations import BATCH, LENGTH, VOCABULARY, Gpt, recorded
+from tests.planning.test_moved_activations import BATCH, DISK, LENGTH, VOCABULARY, Gpt, recorded
 
 
 class Siamese(Gpt):
@@ -99,13 +109,77 @@ def test_so_are_biases_which_nothing_keeps_for_the_backward():
     assert {sum(first.growth.values()) - sum(each.growth.values()) for each in later} == {weight_bytes}
 
 
-def predicted_and_measured(kind, num_micro_batches, chosen, bf16):
-    """Peaks in bytes, and the losses of the plain and the applied run."""
+class Depth(Gpt):
+    """One block, all depths of which share its weights."""
+
+    def __init__(self):
+        super().__init__(1)
+
+    def forward(self, words):
+        x = self.tokens(words)
+        for place in range(5):
+            x = self.blocks[0](x, torch.linspace(0.5, 1.5, x.numel()).view_as(x) + place)
+        return self.head(x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_micro_batches", "chosen", "again"),
+    [
+        (Siamese, 1, (0, 2), False),
+        (Shared, 2, (0, 1, 2, 3), False),
+        (Shared, 1, (0, 2, "head"), True),
+        (Depth, 2, (0,), False),
+        (ConvLstm, 1, ("cells.0", "cells.1"), False),
+    ],
+)
+def test_what_each_call_saves_waits_on_disk_until_that_calls_backward(kind, num_micro_batches, chosen, again):
+    changes = {"recompute": again, "activation_tier": "disk"}
+    predicted, measured, losses = predicted_and_measured(kind, num_micro_batches, chosen, False, **changes)
+
+    assert losses[0] == losses[1]
+    assert measured == predicted
+
+
+@pytest.mark.parametrize(("kind", "chosen"), [(Siamese, (0, 2)), (Shared, (0, 1, 2, 3)), (Depth, (0,))])
+def test_what_each_call_saves_is_in_codes_until_that_calls_backward(kind, chosen):
+    plan = {"recompute": False, "activation_bits": 8}
+    predicted, measured, _ = predicted_and_measured(kind, 1, chosen, False, **plan)
+
+    assert measured == pytest.approx(predicted, abs=64)
+
+
+@given(st.floats(1e7, 1e10), st.floats(1e7, 1e10))
+@settings(max_examples=10, deadline=None)
+def test_each_call_is_written_and_read_once(read, write):
+    step = captured_step(recorded_shared())
+    units = tuple(
+        UnitPlan(name=f"blocks.{n}", zero_stage=0, recompute=False, activation_tier="disk") for n in range(4)
+    )
+    schedule = write_schedule(make_plan(1, units=units), step.units)
+    bandwidth = TierBandwidth(read_bytes_per_s=read, write_bytes_per_s=write)
+    played = simulate(step, schedule, None, transfers=TransferTimes({Lane.DISK: bandwidth}, "a test"))
+    moved = Activations(step, Stretches(()), away=units_away(schedule)).moves.absences
+    sent_bytes = sum(absence.storages.size_bytes for absence in moved)
+    read_bytes = sum(absence.storages.size_bytes for absence in moved if absence.is_away)
+
+    assert {absence.written_by for absence in moved} >= {("blocks.2", call) for call in range(3)}
+    on_disk = [i.end_s - i.start_s for i in played.lanes.intervals if i.lane is Lane.DISK]
+    assert sum(on_disk) == pytest.approx(sent_bytes / write + read_bytes / read)
+
+
+@cache
+def recorded_shared():
+    return recorded(Shared, 1, False)[0]
+
+
+def predicted_and_measured(kind, num_micro_batches, chosen, bf16, **changes):
+    """Peaks in bytes, and the losses of the plain and the applied run; `changes`: of the chosen units, recomputed unless they
+    say otherwise."""
     run, losses = recorded(kind, num_micro_batches, bf16)
     step = captured_step(run)
     names = (f"blocks.{n}" if isinstance(n, int) else n for n in chosen)
-    units = tuple(UnitPlan(name=name, zero_stage=0, recompute=True) for name in names)
+    units = tuple(UnitPlan(name=name, zero_stage=0, **{"recompute": True, **changes}) for name in names)
     plan = make_plan(1, units=units)
-    predicted = simulate(step, write_schedule(plan, step.units), None).prediction()
+    predicted = simulate(step, write_schedule(plan, step.units), None, transfers=DISK).prediction()
     applied, losses_applied = recorded(kind, num_micro_batches, bf16, plan)
     return predicted.peak_bytes, applied.ranks[0].traced_step.peak_allocated_bytes, (losses, losses_applied)
