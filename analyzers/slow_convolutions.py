@@ -129,7 +129,7 @@ def _turned(rank: RankRun, divisor: int | Fraction, sizes: Set[int]) -> Iterable
     num_threads = rank.process.num_threads
     if not rank.process.device.startswith("cpu") or num_threads is None:
         return
-    known = _convolutions(rank)
+    known = recorded_convolutions(rank)
     for operator in rank.operators:
         if operator.name not in (CONVOLUTION, CONVOLUTION_BACKWARD):
             continue
@@ -141,7 +141,7 @@ def _turned(rank: RankRun, divisor: int | Fraction, sizes: Set[int]) -> Iterable
             yield _Turned(operator, convolution, part)
 
 
-def _convolutions(rank: RankRun) -> dict[tuple[str, str], Convolution | None]:
+def recorded_convolutions(rank: RankRun) -> dict[tuple[str, str], Convolution | None]:
     """Those in float32, by module and recorded shapes; None where two that differ have the same."""
     results = [row for row in rank.storages if row.operator == CONVOLUTION and row.dtype == "float32"]
     results.sort(key=attrgetter("birth_s"))

@@ -27,8 +27,25 @@ class NarrowProduct:
     is_turned: bool
 
 
-# Bytes that products take for themselves while they run, as far as they are known.
-WorkspacesOf = Callable[[Set[NarrowProduct]], Mapping[NarrowProduct, int]]
+@dataclass(frozen=True, slots=True)
+class NarrowConvolution:
+    """One in 16 bits, or its backward: (samples, channels, sides) of what it is given and of its result, its filters, and how
+    they are laid on, by side. `gives`: of a backward, whether it gives gradients of what it was given, and of its filters."""
+
+    images: tuple[int, ...]
+    filters: tuple[int, ...]
+    result: tuple[int, ...]
+    strides: tuple[int, ...]
+    paddings: tuple[int, ...]
+    dilations: tuple[int, ...]
+    is_transposed: bool = False
+    num_groups: int = 1
+    gives: tuple[bool, bool] | None = None
+
+
+NarrowWork = NarrowProduct | NarrowConvolution
+# Bytes that products and convolutions take for themselves while they run, as far as they are known.
+WorkspacesOf = Callable[[Set[NarrowWork]], Mapping[NarrowWork, int]]
 
 
 def check_autocast(

@@ -31,6 +31,7 @@ class Recasting:
         self.births: dict[int, float] = {}
         self.deaths: dict[int, float | None] = {}
         self.halved: set[int] = set()  # of no dtype
+        self.emptied: set[int] = set()  # not there any more
         self.last_uses: dict[int, float] = {}  # of what the script makes a copy of: itself, used or held
         self._added: dict[int, Storage] = {}
         self._moved: dict[int, int] = {}  # by place among the saved rows, the storage that is kept instead
@@ -111,16 +112,23 @@ class Recasting:
         )
         return self._numbers
 
-    def add_inside(self, running: Operator, near: Sequence[Storage], size_bytes: int) -> None:
-        """What an operator has for itself beside its results, `near` which it is made."""
+    def add_inside(
+        self,
+        running: Operator,
+        near: Sequence[Storage],
+        size_bytes: int,
+        lives_s: tuple[float, float] | None = None,
+    ) -> None:
+        """What an operator has for itself beside its results, `near` which it is made; where it is not known when, at its end."""
         self._numbers += 1
         made_s = max([row.birth_s for row in near if row.birth_s < running.end_s], default=running.start_s)
         birth_s = (max(made_s, running.start_s) + running.end_s) / 2
+        birth_s, death_s = lives_s or (birth_s, (birth_s + running.end_s) / 2)
         self._added[self._numbers] = replace(
             near[0],
             storage_id=self._numbers,
             birth_s=birth_s,
-            death_s=(birth_s + running.end_s) / 2,
+            death_s=death_s,
             size_bytes=size_bytes,
             category="temporary",
             dtype="",
@@ -199,6 +207,8 @@ class Recasting:
     def _changed(self, row: Storage) -> Storage:
         if row.storage_id in self.narrow:
             row = replace(row, dtype=NARROW, size_bytes=self.bytes_in(row, NARROW))
+        elif row.storage_id in self.emptied:
+            row = replace(row, size_bytes=0)
         elif row.storage_id in self.halved:
             row = replace(row, size_bytes=row.size_bytes // 2)
         if row.storage_id in self.births:

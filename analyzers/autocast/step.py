@@ -15,6 +15,7 @@ Not known, and not in it: how long anything takes in bfloat16.
 from __future__ import annotations
 
 from memadvisor.analyzers.autocast.backward import Backwards
+from memadvisor.analyzers.autocast.convolutions import add_convolutions
 from memadvisor.analyzers.autocast.forward import Forwards
 from memadvisor.analyzers.autocast.graph import Call, StepGraph
 from memadvisor.analyzers.autocast.operands import operand_shape
@@ -65,7 +66,7 @@ def why_not(rank: RankRun) -> tuple[str, str] | None:
 
 
 def under_autocast(rank: RankRun, workspaces_of: WorkspacesOf | None = None) -> RankRun:
-    """`workspaces_of`: of products on this run's device."""
+    """`workspaces_of`: of products and convolutions on this run's device."""
     graph, recasting = StepGraph(rank), Recasting(rank)
     forwards = Forwards(rank, graph, recasting)
     Backwards(graph, forwards, recasting)
@@ -77,6 +78,7 @@ def under_autocast(rank: RankRun, workspaces_of: WorkspacesOf | None = None) -> 
         _add_inner_copy(call, device_type, recasting)
     if workspaces_of is not None and device_type == "cpu":
         add_workspaces(graph, forwards, recasting, workspaces_of)
+        add_convolutions(rank, graph, forwards, recasting, workspaces_of)
     return recasting.done()
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from memadvisor.autocast import NarrowProduct
+from memadvisor.autocast import NarrowProduct, NarrowWork
 
 # oneDNN works in blocks: beyond these sizes more of them take no more memory. Only a depth that lies by rows is not cut.
 _MOST_BATCHES, _MOST_ROWS, _MOST_COLUMNS, _MOST_TURNED = 8, 1024, 2048, 2048
@@ -18,27 +18,34 @@ _FLOPS = 1e12  # that all may take together: some seconds
 _QUIET = "KINETO_LOG_LEVEL"  # else the profiler prints when it starts and when it stops
 
 
-def product_workspaces(
-    products: Set[NarrowProduct], num_threads: int | None = None
-) -> dict[NarrowProduct, int]:
+def product_workspaces(products: Set[NarrowProduct], num_threads: int | None = None) -> dict[NarrowWork, int]:
     """Bytes of each, with as many threads. Smaller products come first; what is left when that has taken long is said to
     take as much as the largest that was seen."""
-    if torch._C._autograd._profiler_enabled():  # the script's own: torch has one at a time
-        return {}
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads or before)
     known: dict[NarrowProduct, int] = {}
     left_flops = _FLOPS
+    with alone(num_threads) as may_measure:
+        if not may_measure:
+            return {}
+        for product in sorted({_cut(product) for product in products}, key=_flops):
+            left_flops -= _flops(product)
+            known[product] = _workspace_bytes(product) if left_flops > 0 else max(known.values(), default=0)
+    return {product: known[_cut(product)] for product in products}
+
+
+@contextmanager
+def alone(num_threads: int | None) -> Iterator[bool]:
+    """So many threads, and no graph; whether anything can be measured: not under a profiler of the script's own, for torch has
+    one at a time."""
+    if torch._C._autograd._profiler_enabled():
+        yield False
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads or before)
     try:
         with _quiet_profiler(), torch.no_grad():
-            for product in sorted({_cut(product) for product in products}, key=_flops):
-                left_flops -= _flops(product)
-                known[product] = (
-                    _workspace_bytes(product) if left_flops > 0 else max(known.values(), default=0)
-                )
+            yield True
     finally:
         torch.set_num_threads(before)
-    return {product: known[_cut(product)] for product in products}
 
 
 def _cut(product: NarrowProduct) -> NarrowProduct:
@@ -58,18 +65,22 @@ def _flops(product: NarrowProduct) -> int:
 
 
 def _workspace_bytes(product: NarrowProduct) -> int:
-    """What is there at the highest instant beside the result."""
     right = torch.zeros(product.right, dtype=torch.bfloat16, device="cpu")
     *batch, rows, columns = product.left
     if product.is_turned:
         left = torch.zeros(*batch, columns, rows, dtype=torch.bfloat16, device="cpu").transpose(-1, -2)
     else:
         left = torch.zeros(product.left, dtype=torch.bfloat16, device="cpu")
+    return bytes_beside(lambda: [left @ right])
+
+
+def bytes_beside(work: Callable[[], list[torch.Tensor | None]]) -> int:
+    """What is there at the highest instant of a work beside its results."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        result = left @ right
-        result_bytes = result.untyped_storage().nbytes()
+        results = work()
+        result_bytes = sum(each.untyped_storage().nbytes() for each in results if each is not None)
         # What goes behind the profiler's end stays in torch's count of this process, which later profiles begin with.
-        del result
+        results.clear()
     level_bytes = most_bytes = 0
     for event in seen.profiler.kineto_results.events():
         if event.name() == "[memory]":
