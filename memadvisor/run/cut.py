@@ -7,6 +7,8 @@ ModuleDict by numbers (the layer that a pipeline's stage has kept of all); elsew
 A bare container (Sequential, ModuleList) is such a child only when it holds nothing but leaves: the
 stages of a ResNet are containers of blocks, not blocks. Nor are children with names of their own, in no list, that hold a
 list of more blocks than there are of them: T5's encoder and decoder are two stacks of one class.
+A module that others hold in plain attributes or lists, in two places or more, is called from there: it is one block,
+unless there are blocks in it.
 Lists in a list, one a layer of `[norm, attention]` or `[norm, feed-forward]`, are one list.
 Parameters that a module holds directly, beside such children, belong to that module's unit, and so do those in a
 ParameterList or ParameterDict of its own: nobody can call these.
@@ -19,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memadvisor.run.children import children_of
+from memadvisor.run.shared_modules import shared_modules
 
 _LISTS = ("Sequential", "ModuleList")
 _CONTAINERS = (*_LISTS, "ModuleDict")
@@ -27,12 +30,14 @@ _OF_PARAMETERS = ("ParameterList", "ParameterDict")
 
 @dataclass(frozen=True, slots=True)
 class ModuleNode:
-    """A module as the cut sees it: `parameters` are the names it holds itself, children by position."""
+    """A module as the cut sees it: `parameters` are the names it holds itself, children by position. `is_shared`: others hold
+    it too (shared_modules.py)."""
 
     name: str
     type_name: str
     num_own_parameters: int
     children: tuple[ModuleNode, ...]
+    is_shared: bool = False
 
 
 def cut_units(root: ModuleNode) -> dict[str, str]:
@@ -62,7 +67,7 @@ def _cut(
     for child in node.children:
         if child.type_name in _OF_PARAMETERS:
             _assign(child, own, units)
-        elif child.type_name in repeated and _may_be_block(child):
+        elif (child.type_name in repeated or _is_shared_block(child)) and _may_be_block(child):
             _assign(child, child.name, units)
         else:
             _cut(child, own, units, repeated if _is_list_in_list(node, child) else ())
@@ -78,6 +83,14 @@ def _is_numbered(node: ModuleNode) -> bool:
     """Whether a ModuleDict is a list that may lack some: torchtitan's layers."""
     keys = [child.name.rpartition(".")[2] for child in node.children]
     return node.type_name == "ModuleDict" and all(map(str.isdecimal, keys))
+
+
+def _is_shared_block(node: ModuleNode) -> bool:
+    return node.is_shared and node.type_name not in _CONTAINERS and not _holds_blocks(node)
+
+
+def _holds_blocks(node: ModuleNode) -> bool:
+    return bool(_repeated_blocks(node.children)) or any(map(_holds_blocks, node.children))
 
 
 def _is_list_in_list(node: ModuleNode, child: ModuleNode) -> bool:
@@ -170,10 +183,10 @@ def _parameters(module: Any) -> set[int]:
 
 def module_tree(model: Any, name: str = "") -> ModuleNode:
     """A live torch module as the cut sees it; a module met twice is described where it is met first."""
-    return _describe(model, name, set())
+    return _describe(model, name, set(), shared_modules(model))
 
 
-def _describe(module: Any, name: str, seen: set[int]) -> ModuleNode:
+def _describe(module: Any, name: str, seen: set[int], shared: Collection[int]) -> ModuleNode:
     seen.add(id(module))
     prefix = f"{name}." if name else ""
     return ModuleNode(
@@ -181,10 +194,11 @@ def _describe(module: Any, name: str, seen: set[int]) -> ModuleNode:
         type_name=_type_name(module),
         num_own_parameters=sum(parameter is not None for parameter in module._parameters.values()),
         children=tuple(
-            _describe(child, prefix + child_name, seen)
+            _describe(child, prefix + child_name, seen, shared)
             for child_name, child in module._modules.items()
             if child is not None and id(child) not in seen
         ),
+        is_shared=id(module) in shared,
     )
 
 

@@ -122,6 +122,24 @@ class Depth(Gpt):
         return self.head(x)
 
 
+class Held(Depth):
+    """The same, registered by itself, and called from a plain list."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = self.blocks[0]
+        del self.blocks
+        self.blocks = [self.block] * 5
+
+
+def test_a_block_that_a_plain_list_holds_is_recomputed_call_by_call():
+    predicted, measured, losses = predicted_and_measured(Held, 1, ("block",), False)
+
+    assert losses[0] == losses[1]
+    assert measured == predicted
+    assert measured < 0.6 * recorded(Held, 1, False)[0].ranks[0].traced_step.peak_allocated_bytes
+
+
 @pytest.mark.parametrize(
     ("kind", "num_micro_batches", "chosen", "again"),
     [

@@ -1,5 +1,6 @@
 """Every module belongs to one unit, and blocks that stand side by side are units of their own."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -216,3 +217,46 @@ def test_any_tree_is_cut_into_whole_subtrees(root):
             continue
         parent = name.rpartition(".")[0]
         assert unit == name or unit == units[parent]
+
+
+class Shared(torch.nn.Module):
+    """A block that is registered once, and called from elsewhere."""
+
+    def __init__(self, *, held, num_inside=0):
+        super().__init__()
+        self.embedding = torch.nn.Linear(4, 4)
+        self.block = Pair() if not num_inside else torch.nn.Module()
+        if num_inside:
+            self.block.layers = torch.nn.ModuleList(Pair() for _ in range(num_inside))
+        if held == "in a list":
+            self.depths = [self.block] * 3
+        elif held == "by layers":
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(2))
+            for layer in self.layers:
+                layer.shared = (self.block,)
+        elif held == "once":
+            self.first = [self.block]
+        elif held == "by its own":
+            for child in self.block.children():
+                child.owner = [self.block]
+
+
+class Pair(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 8), torch.nn.Linear(8, 4)
+
+
+@pytest.mark.parametrize(
+    ("held", "num_inside", "expected"),
+    [
+        ("in a list", 0, {"block"}),
+        ("by layers", 0, {"block"}),
+        ("once", 0, {"block.first", "block.second"}),
+        ("by its own", 0, {"block.first", "block.second"}),
+        ("in a list", 2, {"block.layers.0", "block.layers.1"}),
+    ],
+)
+def test_a_block_that_others_hold_in_several_places_is_one_unless_it_has_blocks(held, num_inside, expected):
+    units = cut_units(module_tree(Shared(held=held, num_inside=num_inside)))
+    assert {unit for unit in units.values() if unit.startswith("block")} == expected
