@@ -251,9 +251,8 @@ def stage_memory(
     update_bytes = _lists_bytes(step, count.updated) + group_update_bytes(step, own)
     update_bytes += held_update_bytes(step, own, gradient_bytes)
     if gradients_come_late(step):
-        at_work = working_layer_bytes(model, step, contents.layers) + root_gradient_bytes(
-            step, contents.heads * model.head_parameters()
-        )
+        at_work = working_layer_bytes(model, step, contents.layers, held_activation_bytes)
+        at_work += root_gradient_bytes(step, contents.heads * model.head_parameters())
         last = max(at_work, update_bytes, root_reduction_bytes(step, count.updated.ends))
         gradient_bytes = max(0.0, gradient_bytes + last - gone_bytes)
     else:

@@ -30,11 +30,14 @@ def second_run_bytes(model: Architecture, step: TrainingStep, layers: tuple[int,
     return max(_of_layer(model, again, layer) for _, layer in model.kinds_among(layers).values())
 
 
-def working_layer_bytes(model: Architecture, step: TrainingStep, layers: tuple[int, ...]) -> float:
-    """All that a layer holds while its backward is under way and those behind it are through, at most."""
+def working_layer_bytes(
+    model: Architecture, step: TrainingStep, layers: tuple[int, ...], held_activation_bytes: float
+) -> float:
+    """All that a layer holds while its backward is under way and those behind it are through, at most; what it has kept is among
+    the activations that are held."""
     return max(
         (
-            layer_saved_bytes(model, step, layer)
+            min(layer_saved_bytes(model, step, layer), held_activation_bytes)
             + second_run_bytes(model, step, (layer,))
             + layer_backward_bytes(model, step, (layer,))
             for _, layer in model.kinds_among(layers).values()

@@ -1,5 +1,6 @@
 """What a layer that runs again holds, by formula and as torch's own checkpoints hold it: storages alive at the backward's peak."""
 
+import math
 import weakref
 from dataclasses import replace
 from functools import partial
@@ -163,6 +164,7 @@ def test_what_the_last_layer_has_when_the_others_backwards_are_through():
             LLAMA,
             TrainingStep(layout=Layout(micro_batch_size=B, recompute=how), seq_len=S, software=software),
             (0, 1, 2),
+            math.inf,
         )
         for how in ("none", "full")
     )
