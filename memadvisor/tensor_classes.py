@@ -13,14 +13,31 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode,
+    _pop_mode_temporarily,
+)
 
 _lock = threading.Lock()
 _num_modes = 0  # of ours, that are on
 _original: Any = torch.Tensor.__new__
 
 
-def a_mode_is_on() -> None:
+class SteppingAside(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode of ours, under which the script's own classes are made as without it."""
+
+    def __enter__(self) -> Any:
+        entered = super().__enter__()  # type: ignore[no-untyped-call]  # of torch, untyped
+        _mode_is_on()
+        return entered
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        _mode_has_ended()
+
+
+def _mode_is_on() -> None:
     """From now on, until as many have ended."""
     global _num_modes
     with _lock:
@@ -29,7 +46,7 @@ def a_mode_is_on() -> None:
             torch.Tensor.__new__ = _made  # type: ignore[method-assign, assignment]
 
 
-def a_mode_has_ended() -> None:
+def _mode_has_ended() -> None:
     global _num_modes
     with _lock:
         _num_modes -= 1

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memadvisor.engines.activations.saved_activations import Holder, KeptView, kept_view
 from memadvisor.operator_calls import UNCOUNTED, dropout_position, is_without_dropout, may_draw, operator_name
-from memadvisor.tensor_classes import a_mode_has_ended, a_mode_is_on
+from memadvisor.tensor_classes import SteppingAside
 
 
 class _Operator(NamedTuple):
@@ -182,7 +182,7 @@ class KeptOutputs:
                 del self.outputs[call]
 
 
-class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Mode(SteppingAside):
     """Counts calls by name, and all of them. `_open`: what is kept, while nothing but operators in place on it ran."""
 
     supports_higher_order_operators = True
@@ -203,15 +203,6 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _should_skip_dynamo(cls) -> bool:
         # torch would import Dynamo for it; models that are compiled are not recomputed.
         return False
-
-    def __enter__(self) -> Any:
-        entered = super().__enter__()  # type: ignore[no-untyped-call]  # of torch, untyped
-        a_mode_is_on()
-        return entered
-
-    def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        a_mode_has_ended()
 
     def _call(self, known: _Operator) -> tuple[str, int]:
         number = self._counts.get(known.name, 0)
