@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from memadvisor.analyzers.pieces import Piece
 from memadvisor.run.run import RankRun
 
-_PHASES = ("forward", "backward", "recompute")
+_PHASES = ("forward", "backward")
 
 
 def lenders(rank: RankRun, pieces: Sequence[Piece], units: Collection[str]) -> list[tuple[str, ...]]:

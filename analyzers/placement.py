@@ -112,7 +112,6 @@ class Passes:
         }
         self.walked: dict[int, tuple[int, ...]] = {}
         self.called_again = {unit for _, unit, _, call in found if call}
-        self.walked_units: set[str] = set()
         for (phase, unit, micro_batch, call), places in found.items():
             backward = found.get(("backward", unit, micro_batch, call))
             if phase == "forward" and backward and unit not in split:
@@ -122,7 +121,11 @@ class Passes:
                 if len(through) > 1:
                     self.walked[places[0]] = through
                     self.called_again.add(unit)
-                    self.walked_units.add(unit)
+
+    @property
+    def walked_units(self) -> set[str]:
+        """Units that autograd goes through twice."""
+        return {self.forward[position][0] for position in self.walked}
 
     def leave_out(self, unit: str) -> None:
         """Nothing of it runs again."""
@@ -200,6 +203,11 @@ class Passes:
         """The call of a unit that a segment is of."""
         piece = self.pieces[position]
         return piece.unit or "", piece.call
+
+    def call_at(self, call: ModuleCall) -> UnitCall:
+        """Which of its unit's calls a unit's own is."""
+        position = self.forward_at(call.start_s)
+        return (call.unit, 0) if position is None else self.call_in(position)
 
     def call_of(self, saved: Saved) -> UnitCall:
         """The call of a unit that has saved something."""

@@ -89,8 +89,7 @@ def _fewest_elements(rank: RankRun, placed: Sequence[Placed], passes: Passes) ->
     }
     largest: dict[UnitCall, int] = defaultdict(int)
     for call, row in unit_inputs(rank):
-        position = passes.forward_at(call.start_s)
-        own = (call.unit, 0) if position is None else passes.call_in(position)
+        own = passes.call_at(call)
         largest[own] = max(largest[own], sizes.get(row.storage_id, 0))
     return defaultdict(int, {call: size // STATISTIC_SHARE for call, size in largest.items()})
 

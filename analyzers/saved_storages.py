@@ -100,9 +100,7 @@ def _arguments(
         needs_gradient = row.needs_gradient
         if needs_gradient is None:
             needs_gradient = row.storage_id in activations
-        position = passes.forward_at(call.start_s)
-        own = (call.unit, 0) if position is None else passes.call_in(position)
-        (goes if needs_gradient else stays)[own].add(row.storage_id)
+        (goes if needs_gradient else stays)[passes.call_at(call)].add(row.storage_id)
     return stays, goes
 
 

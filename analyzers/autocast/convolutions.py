@@ -13,9 +13,8 @@ from dataclasses import replace
 from operator import attrgetter
 
 from memadvisor.analyzers.autocast.forward import Forwards
-from memadvisor.analyzers.autocast.graph import FORWARDS, Call, StepGraph
+from memadvisor.analyzers.autocast.graph import Call
 from memadvisor.analyzers.autocast.recasting import NARROW, Recasting
-from memadvisor.analyzers.autocast.rules import Computes
 from memadvisor.analyzers.inner_workspaces import CONVOLUTION, CONVOLUTION_BACKWARD, INSIDE
 from memadvisor.analyzers.shapes import dimensions
 from memadvisor.analyzers.slow_convolutions import Convolution, recorded_convolutions
@@ -27,13 +26,13 @@ _MOST_STEPS = 8  # strides and dilations that are tried
 
 
 def add_convolutions(
-    rank: RankRun, graph: StepGraph, forwards: Forwards, recasting: Recasting, workspaces_of: WorkspacesOf
+    rank: RankRun, forwards: Forwards, recasting: Recasting, workspaces_of: WorkspacesOf
 ) -> None:
     """Behind what has halved oneDNN's copies."""
     known, num_threads = recorded_convolutions(rank), rank.process.num_threads
     if num_threads is None:
         return
-    found = [*_works(known, graph, forwards)]
+    found = [*_works(known, forwards)]
     sizes = workspaces_of({work for _, _, work in found})
     inner = sorted((s for s in rank.storages if s.operator.startswith(INSIDE)), key=attrgetter("birth_s"))
     births = [row.birth_s for row in inner]
@@ -71,9 +70,11 @@ def _highest(
 
 
 def _works(
-    known: Mapping[tuple[str, str], Convolution | None], graph: StepGraph, forwards: Forwards
+    known: Mapping[tuple[str, str], Convolution | None], forwards: Forwards
 ) -> Iterator[tuple[Call, Convolution, NarrowConvolution]]:
-    for call, of in _narrow_calls(graph, forwards):
+    for call, of in forwards.narrow_calls((CONVOLUTION,), (CONVOLUTION_BACKWARD,)):
+        if of is not None and of.row.name != CONVOLUTION:
+            continue
         one = known.get((call.row.module, call.row.shapes or ""))
         work = None if one is None else _work(one)
         if one is None or work is None:
@@ -82,22 +83,6 @@ def _works(
             yield call, one, work
         elif (gives := _gives(call, one)) != (False, False):
             yield call, one, replace(work, gives=gives)
-
-
-def _narrow_calls(graph: StepGraph, forwards: Forwards) -> Iterator[tuple[Call, Call | None]]:
-    """Each, and the operator whose gradients it gives."""
-    for call in graph.calls:
-        is_forward = call.row.name == CONVOLUTION and call.row.phase in FORWARDS
-        if is_forward and _is_narrow(call, graph, forwards):
-            yield call, None
-    for group in graph.groups():
-        if group.of.row.name == CONVOLUTION and _is_narrow(group.of, graph, forwards):
-            yield from ((call, group.of) for call in group.calls if call.row.name == CONVOLUTION_BACKWARD)
-
-
-def _is_narrow(call: Call, graph: StepGraph, forwards: Forwards) -> bool:
-    is_inside = graph.outermost_at(call.row.start_s) is not None
-    return is_inside and forwards.rule(call) is Computes.NARROW
 
 
 def _gives(call: Call, one: Convolution) -> tuple[bool, bool]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Collection, Iterator
 from itertools import pairwise
 
 from memadvisor.analyzers.autocast.graph import FORWARDS, Call, StepGraph
@@ -66,6 +67,21 @@ class Forwards:
         if self._adds_bias(call):
             return Computes.NARROW
         return computes(call.row.name, self._device_type, self._following.get(id(call), ""))
+
+    def narrow_calls(
+        self, names: Collection[str], backward_names: Collection[str]
+    ) -> Iterator[tuple[Call, Call | None]]:
+        """Operators of these names that are in 16 bits, each with the one whose gradients it gives; None for one of a forward."""
+        for call in self._graph.calls:
+            if call.row.name in names and call.row.phase in FORWARDS and self._is_narrow(call):
+                yield call, None
+        for group in self._graph.groups():
+            if self._is_narrow(group.of):
+                yield from ((call, group.of) for call in group.calls if call.row.name in backward_names)
+
+    def _is_narrow(self, call: Call) -> bool:
+        is_inside = self._graph.outermost_at(call.row.start_s) is not None
+        return is_inside and self.rule(call) is Computes.NARROW
 
     def _adds_bias(self, call: Call) -> bool:
         """Whether it is the end of a linear layer that torch has as a product and a sum: its bias is an operand as well."""

@@ -7,45 +7,23 @@ were recorded, take none. How much is the library's, the processor's and the num
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import prod
 
 from memadvisor.analyzers.autocast.forward import Forwards
-from memadvisor.analyzers.autocast.graph import FORWARDS, Call, StepGraph
+from memadvisor.analyzers.autocast.graph import Call
 from memadvisor.analyzers.autocast.recasting import Recasting
-from memadvisor.analyzers.autocast.rules import Computes
 from memadvisor.analyzers.shapes import Shape, dimensions, given_and_weight
 from memadvisor.autocast import NarrowProduct, WorkspacesOf
 
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::_addmm_activation", "aten::bmm", "aten::baddbmm")
 
 
-def add_workspaces(
-    graph: StepGraph, forwards: Forwards, recasting: Recasting, workspaces_of: WorkspacesOf
-) -> None:
-    found = [(call, _product(call, of)) for call, of in _narrow_calls(graph, forwards)]
+def add_workspaces(forwards: Forwards, recasting: Recasting, workspaces_of: WorkspacesOf) -> None:
+    found = [(call, _product(call, of)) for call, of in forwards.narrow_calls(_PRODUCTS, _PRODUCTS)]
     sizes = workspaces_of({product for _, product in found if product is not None})
     for call, product in found:
         if product is not None and (size_bytes := sizes.get(product, 0)):
             recasting.add_inside(call.row, call.made or call.reads, size_bytes)
-
-
-def _narrow_calls(graph: StepGraph, forwards: Forwards) -> Iterator[tuple[Call, Call | None]]:
-    """Each, and the operator whose gradient it is of."""
-    for call in graph.calls:
-        if (
-            call.row.name in _PRODUCTS
-            and call.row.phase in FORWARDS
-            and graph.outermost_at(call.row.start_s) is not None
-            and forwards.rule(call) is Computes.NARROW
-        ):
-            yield call, None
-    for group in graph.groups():
-        if (
-            graph.outermost_at(group.of.row.start_s) is not None
-            and forwards.rule(group.of) is Computes.NARROW
-        ):
-            yield from ((call, group.of) for call in group.calls if call.row.name in _PRODUCTS)
 
 
 def _product(call: Call, of: Call | None) -> NarrowProduct | None:

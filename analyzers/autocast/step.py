@@ -77,8 +77,8 @@ def under_autocast(rank: RankRun, workspaces_of: WorkspacesOf | None = None) -> 
     for call in graph.calls:
         _add_inner_copy(call, device_type, recasting)
     if workspaces_of is not None and device_type == "cpu":
-        add_workspaces(graph, forwards, recasting, workspaces_of)
-        add_convolutions(rank, graph, forwards, recasting, workspaces_of)
+        add_workspaces(forwards, recasting, workspaces_of)
+        add_convolutions(rank, forwards, recasting, workspaces_of)
     return recasting.done()
 
 

@@ -19,7 +19,7 @@ import torch
 
 from memadvisor.capture.models import Models
 from memadvisor.capture.tensor_storage import plain_tensors
-from memadvisor.run.children import children_of
+from memadvisor.run.children import children_of, modules_of
 from memadvisor.run.living import living, outermost_modules
 
 _Shapes = tuple[torch.Size, ...]
@@ -61,14 +61,14 @@ class _Mirrored:
         found._add(own)
         for root in roots:
             found._add(_tensors_of(root, "_parameters"))
-            found._add(tensor for each in _preorder(root) for tensor in _kept_in_state(each))
-            for module in _preorder(root):
+            found._add(tensor for each in modules_of(root) for tensor in _kept_in_state(each))
+            for module in modules_of(root):
                 found.modules.add(id(module))
                 inner = _tensors_of(module, "_parameters")
                 if any(_tensors_of(child, "_parameters") for child in children_of(module)):
                     found.of_modules.add(_shapes(inner))
         for module in _around(roots):
-            kept = [tensor for each in _preorder(module) for tensor in _kept_in_state(each)]
+            kept = [tensor for each in modules_of(module) for tensor in _kept_in_state(each)]
             found.of_containers.setdefault(_shapes(kept), kept)
         found.of_modules = set(filter(_is_telling, found.of_modules))
         found.of_containers = {key: each for key, each in found.of_containers.items() if _is_telling(key)}
@@ -164,28 +164,17 @@ def _around(roots: Sequence[torch.nn.Module]) -> Iterator[torch.nn.Module]:
     left = outermost_modules(torch.nn.Module)
     while left:
         module = left.pop()
-        if id(module) not in seen and any(id(inner) in known for inner in _preorder(module)):
+        if id(module) not in seen and any(id(inner) in known for inner in modules_of(module)):
             yield module
             left += children_of(module)
         seen.add(id(module))
-
-
-def _preorder(root: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """As `modules` has them, asked past the modules' own methods, which may run anything."""
-    left, seen = [root], set()
-    while left:
-        module = left.pop()
-        if id(module) not in seen:
-            seen.add(id(module))
-            yield module
-            left += reversed(children_of(module))
 
 
 def _tensors_of(root: torch.nn.Module, kind: str) -> list[torch.Tensor]:
     """All parameters, or buffers, each once."""
     found = {
         id(tensor): tensor
-        for module in _preorder(root)
+        for module in modules_of(root)
         for tensor in vars(module).get(kind, {}).values()
         if isinstance(tensor, torch.Tensor)
     }

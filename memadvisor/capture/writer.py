@@ -213,7 +213,7 @@ class RankWriter:
             names = ", ".join(trace.uncounted)
             self.write_note("warning", f"FLOPs of {names} could not be worked out; they count 0.")
         num_ranks = self._options.world_size
-        if num_ranks > 1 and not (dist.is_available() and dist.is_initialized()):
+        if num_ranks > 1 and not _has_process_group():
             self.write_note("warning", _APART.format(num_ranks))
         return True
 
@@ -344,14 +344,18 @@ def has_model_compiled_in_place() -> bool:
     return any(is_compiled_in_place(unwrap(model)) for model in models)
 
 
+def _has_process_group() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
 def _process_group_size() -> int:
     """Ranks of the script's process group; 1 where it has none."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return dist.get_world_size() if _has_process_group() else 1
 
 
 def _process_group_rank(options: RecorderOptions) -> int:
     """What the process group says where no launcher has; a script's own group may count otherwise."""
-    is_known = dist.is_available() and dist.is_initialized()
+    is_known = _has_process_group()
     return dist.get_rank() if options.rank_is_guess and is_known else options.rank
 
 

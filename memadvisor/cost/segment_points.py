@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from memadvisor.cost.step import Segment
 from memadvisor.schedule import Action, ActionKind, Point, Schedule
 
+Lent = tuple[Point, Action]
+
 POINTS = {
     "forward": (Point.BEFORE_FORWARD, Point.AFTER_FORWARD),
     "backward": (Point.BEFORE_BACKWARD, Point.AFTER_BACKWARD),
@@ -21,21 +23,19 @@ AFTER = tuple(after for _, after in POINTS.values())
 PASSES = {"forward": "forward", "backward": "backward", "recompute": "backward"}
 
 
-def lent_before(schedule: Schedule, segment: Segment) -> Iterator[tuple[Point, Action]]:
+def lent_before(schedule: Schedule, segment: Segment) -> Iterator[Lent]:
     """What brings in the units that lend a segment modules."""
-    return _lent(schedule, segment, POINTS.get(segment.phase, AFTER)[0], ActionKind.GATHER)
+    if segment.lenders:
+        yield from _lent(schedule, segment, POINTS[segment.phase][0], ActionKind.GATHER)
 
 
-def lent_after(schedule: Schedule, segment: Segment) -> Iterator[tuple[Point, Action]]:
+def lent_after(schedule: Schedule, segment: Segment) -> Iterator[Lent]:
     """What frees them behind it."""
-    return _lent(schedule, segment, Point.AFTER_FORWARD, ActionKind.RELEASE)
+    if segment.phase == "forward":
+        yield from _lent(schedule, segment, Point.AFTER_FORWARD, ActionKind.RELEASE)
 
 
-def _lent(
-    schedule: Schedule, segment: Segment, point: Point, kind: ActionKind
-) -> Iterator[tuple[Point, Action]]:
-    if kind is ActionKind.RELEASE and segment.phase != "forward":
-        return
+def _lent(schedule: Schedule, segment: Segment, point: Point, kind: ActionKind) -> Iterator[Lent]:
     for name in segment.lenders:
         for action in schedule.at(point, name):
             if action.kind is kind and not action.overlaps:

@@ -16,7 +16,7 @@ from memadvisor.analyzers.step_time import StepTime
 from memadvisor.report.data_waits import workers_in_words
 from memadvisor.report.view import RankView
 from memadvisor.report.words import unit_name
-from memadvisor.units import format_bytes, format_fraction, format_seconds
+from memadvisor.units import counted, format_bytes, format_fraction, format_seconds
 
 # A share below which a thing is not worth a reader's first minute.
 WORTH_NAMING = 0.25
@@ -196,7 +196,7 @@ def _outside(time: StepTime, waits: DataWaits | None, seen: Evaluation | None) -
         beside = " and not waiting for a DataLoader" if is_known else ""
         where = "logging, metrics and copies to the device" if is_known else "data loading and logging"
         if seen is not None and seen.num_calls:
-            steps = f"{seen.num_steps} timed step{'s' if seen.num_steps != 1 else ''}"
+            steps = counted(seen.num_steps, "timed step")
             where = f"evaluations ({format_seconds(seen.time_s)} in {steps}), {where}"
         yield (
             f"{format_fraction(rest_s / time.median_s)} of a step ({format_seconds(rest_s)}) is outside "

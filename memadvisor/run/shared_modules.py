@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from memadvisor.run.children import children_of
+from memadvisor.run.children import modules_of
 
 _PLACES = 2
 _MOST_ITEMS = 1024  # of a list that is looked through
@@ -18,7 +18,7 @@ _MOST_ITEMS = 1024  # of a list that is looked through
 
 def shared_modules(root: Any) -> frozenset[int]:
     """By id, those that are held in two places or more."""
-    modules = list(_below(root))
+    modules = list(modules_of(root))
     ids = {id(module) for module in modules}
     holders: dict[int, list[int]] = {}
     counts: Counter[int] = Counter()
@@ -30,22 +30,10 @@ def shared_modules(root: Any) -> frozenset[int]:
     found = set()
     for module in modules:
         if counts[id(module)] >= _PLACES:
-            own = {id(each) for each in _below(module)}
+            own = {id(each) for each in modules_of(module)}
             if sum(holder not in own for holder in holders[id(module)]) >= _PLACES:
                 found.add(id(module))
     return frozenset(found)
-
-
-def _below(root: Any) -> Iterator[Any]:
-    """A module and all in it, once each."""
-    seen: set[int] = set()
-    left = [root]
-    while left:
-        module = left.pop()
-        if id(module) not in seen:
-            seen.add(id(module))
-            yield module
-            left += children_of(module)
 
 
 def _held(module: Any) -> Iterator[Any]:

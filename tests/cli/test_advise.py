@@ -182,17 +182,26 @@ def test_the_smallest_budget_of_another_micro_batch_is_said_to_be_one(run_path, 
     assert text.endswith(f"({unchanged} bytes).")
 
 
+def one_rank_traced(directory, collectives=None, **process):
+    """The path of a run of two ranks, of which the second has no traced step."""
+    run = make_run(num_ranks=2)
+    own = [
+        dataclasses.replace(
+            rank,
+            process=dataclasses.replace(rank.process, **process),
+            collectives=rank.collectives if collectives is None else collectives,
+        )
+        for rank in run.ranks
+    ]
+    alone = dataclasses.replace(own[1], steps=tuple(s for s in own[1].steps if s is not own[1].traced_step))
+    return str(write_run(dataclasses.replace(run, ranks=(own[0], alone)), directory))
+
+
 def test_ranks_that_differ_without_data_parallelism_are_told_so_and_not_to_measure_collectives(
     tmp_path, capsys
 ):
     """A learner among actors, a pipeline by hand: no plan would come of measured collectives, unless asked for by --gpus."""
-    run = make_run(num_ranks=2)
-    own = [
-        dataclasses.replace(rank, process=dataclasses.replace(rank.process, has_ddp=False), collectives=())
-        for rank in run.ranks
-    ]
-    alone = dataclasses.replace(own[1], steps=tuple(s for s in own[1].steps if s is not own[1].traced_step))
-    path = str(write_run(dataclasses.replace(run, ranks=(own[0], alone)), tmp_path / "learner"))
+    path = one_rank_traced(tmp_path / "learner", collectives=(), has_ddp=False)
 
     assert main(["advise", path, "--memory", "1GiB"]) == 2
     error = capsys.readouterr().err
@@ -206,18 +215,8 @@ def test_ranks_that_differ_and_keep_their_own_data_parallelism_are_not_sent_back
     tmp_path, capsys
 ):
     """As torchrec's, whose ranks have other tables: the hint was to leave out options that were not there."""
-    run = make_run(num_ranks=2)
-    own = [
-        dataclasses.replace(
-            rank,
-            process=dataclasses.replace(
-                rank.process, has_ddp=True, ddp_option="parameters that DistributedDataParallel ignores"
-            ),
-        )
-        for rank in run.ranks
-    ]
-    alone = dataclasses.replace(own[1], steps=tuple(s for s in own[1].steps if s is not own[1].traced_step))
-    path = str(write_run(dataclasses.replace(run, ranks=(own[0], alone)), tmp_path / "tables"))
+    option = "parameters that DistributedDataParallel ignores"
+    path = one_rank_traced(tmp_path / "tables", has_ddp=True, ddp_option=option)
 
     assert main(["advise", path, "--memory", "1GiB"]) == 2
     error = capsys.readouterr().err
