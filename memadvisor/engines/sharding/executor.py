@@ -34,7 +34,7 @@ from memadvisor.engines.sharding.saved import SavedParameters
 from memadvisor.engines.sharding.service import AnyService
 from memadvisor.engines.sharding.sharded_model import ShardedModel
 from memadvisor.engines.sharding.sources import Lates
-from memadvisor.run.cut import unwrap
+from memadvisor.run.cut import innermost, unwrap
 from memadvisor.schedule import Action, ActionKind, Point, Ranks, Schedule
 
 
@@ -154,8 +154,9 @@ class Executor:
             self._pass_ends()
 
     def _is_lent(self, names: Collection[str]) -> bool:
-        """Whether a module that needs these units is called by another unit, which holds it too."""
-        return bool(self._entered) and self._entered[-1] not in names
+        """Whether a module that needs these units is called by another unit, which holds it too: not by one around them."""
+        caller = self._entered[-1:]
+        return bool(caller) and all(innermost(name, caller) is None for name in names)
 
     def _pass_begins(self) -> None:
         self.early.pass_begins()

@@ -405,3 +405,15 @@ def test_what_follows_a_tied_unit_is_gathered_once_a_forward(depth):
         ddp(torch.arange(4))
 
     assert sorted(gathered) == sorted(UNITS)
+
+
+def test_units_inside_of_another_are_gathered_ahead_like_any():
+    """The model has a parameter of its own, so that it is a unit around all others: they are not lent to it."""
+    case = Case(make_plan(2, 3, overlap=True, gather_depth=1), 0, (True,), evaluates=False, looks=False)
+    at_once = []
+    with executing(case, AtOnce()) as (ddp, executor):
+        gather = executor.sharded.transfers.gather
+        executor.sharded.transfers.gather = lambda flat: (at_once.append(flat.unit), gather(flat))
+        ddp(torch.arange(4))
+
+    assert UNITS[0] == "" and at_once == [""]
