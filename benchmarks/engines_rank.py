@@ -107,8 +107,9 @@ class Ours(Training):
     """The same script under a plan; `ours-3-overlap` is stage 3 with overlap, `ours-3-keep` has the last `--kept`
     blocks stay from their forward to their backward too, `ours-3-ahead` is that without reductions that overlap,
     `ours-3-deep` is overlap with two units' reductions under way, `ours-2-units` that with updates unit by unit, each gathered
-    under the next, `ours-3-inback` updates units in the backward too, `ours-3-8bit` has its messages quantised to 8 bits, and
-    `ours-3-4bit` those of gradients to 4; `ours-3-silent` is overlap with all messages left out."""
+    under the next (of stage 3 what the next forward begins with), `ours-3-inback` updates units in the backward too,
+    `ours-3-8bit` has its messages quantised to 8 bits, and `ours-3-4bit` those of gradients to 4; `ours-3-silent` is overlap
+    with all messages left out."""
 
     def prepare(self):
         stage, _, how = self.mode.removeprefix("ours-").partition("-")
@@ -123,7 +124,7 @@ class Ours(Training):
             ),
             why="benchmark",
             overlap=how not in ("", "ahead"),
-            reduce_depth=2 if how == "deep" or (how, stage) == ("units", "2") else 1,
+            reduce_depth=2 if how == "deep" or (how == "units" and stage != "1") else 1,
             gather_depth=int(how != ""),
             update_in_backward=how == "inback",
             update_by_unit=how == "units",
@@ -233,7 +234,7 @@ TRAININGS = {
     "ours-3-overlap": Ours,
     "ours-2-deep": Ours,
     "ours-3-deep": Ours,
-    **{f"ours-{stage}-units": Ours for stage in (1, 2)},
+    **{f"ours-{stage}-units": Ours for stage in (1, 2, 3)},
     "ours-3-keep": Ours,
     "ours-3-inback": Ours,
     "ours-3-ahead": Ours,

@@ -147,7 +147,8 @@ class Plan:
     `update_in_backward`: units of stages 2 and 3 are updated, and their gradients freed, as soon as those are reduced.
     `update_by_unit`: the optimizer step updates units one after another, so that what updates of all parameters together
     (foreach) allocate meanwhile is of one unit at a time. Of one after another (for-loop) it is of one parameter anyway.
-    With `overlap`, what stages 1 and 2 have updated begins to be gathered behind each unit's update.
+    With `overlap`, what stages 1 and 2 have updated begins to be gathered behind each unit's update, of stage 3 what the next
+    forward begins with.
     `local_sgd`: which steps reduce no gradients, and average parameters now and then instead. None: none.
     `executor`: whose memory and time the prediction is of. `fsdp2`: the script shards its model with `fully_shard`
     and keeps that; units of a group that FSDP2 gathers together are freed after the forward if all of them `reshard`.
@@ -255,6 +256,12 @@ class Plan:
     def gathers_updated_later(self) -> bool:
         """Whether, of units chosen, what the optimizer step updates is gathered under what follows."""
         return self.overlap and any(unit.stage_on(self.num_ranks) in (1, 2) for unit in self.units)
+
+    @property
+    def may_gather_before_forward(self) -> bool:
+        """Whether units chosen, of stage 3, may begin to be gathered before the forward that needs them."""
+        is_ahead = self.overlap and self.gather_depth > 0
+        return is_ahead and any(unit.stage_on(self.num_ranks) == 3 for unit in self.units)
 
     @property
     def group_ranks(self) -> int:

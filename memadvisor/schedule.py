@@ -211,7 +211,8 @@ class Schedule:
 
     @property
     def gathers_of_updated(self) -> tuple[Action, ...]:
-        """Those that bring what an optimizer step has updated to all ranks, in their order."""
+        """Those that bring what an optimizer step has updated to all ranks, in their order; of stage 3 what the next forward
+        begins with."""
         actions = (*self.at(Point.BEFORE_OPTIMIZER), *self.at(Point.AFTER_OPTIMIZER))
         return tuple(action for action in actions if action.kind is ActionKind.GATHER)
 

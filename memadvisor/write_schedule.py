@@ -24,7 +24,7 @@
 
 - With `plan.update_by_unit` the updates in the optimizer step, which are one step of all units otherwise, are done one
   after another, and with `plan.overlap` what stages 1 and 2 have updated begins to be gathered behind its own update, under
-  the others'.
+  the others'. So do those units of stage 3 that the next forward begins with, as many as are gathered ahead in it.
 - Units whose optimizer state lies elsewhere, or is in codes, are updated one after another: write_transfers.py.
 - A unit with a `parameter_tier`, on one rank, is one of stage 3 whose gathers are reads from that tier and whose
   reduction is a write to it. Its update takes parameters and gradient along with its state, so it too is one of
@@ -59,7 +59,9 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
     trainable = {unit.name for unit in units if unit.trainable_bytes > 0}
     shared = {unit.name for unit in units if unit.is_shared}
     models = _by_model(plan, chosen)
-    following, preceding = _neighbours(plan, models)
+    orders = _orders_of_stage_3(plan, models)
+    following, preceding = _neighbours(orders, plan.gather_depth)
+    first = _gathered_before_the_forward(plan, orders, chosen, units)
     lanes = {unit.name: _lane_of_gathers(unit) for unit in chosen}
     second = {unit.name for unit in chosen if plan.secondary_ranks and unit.reshard} - shared
     merged = merged_units(plan, models, {unit.name: unit.trainable_bytes for unit in units})
@@ -83,6 +85,8 @@ def write_schedule(plan: Plan, units: Sequence[Unit]) -> Schedule:
                     lane=Lane(unit.parameter_tier),
                 )
             _updates(builder, plan, unit, stage, is_shared=name in shared)
+            if name in first:
+                builder.gather(Point.BEFORE_OPTIMIZER, "", name, overlaps=True)
             if plan.local_sgd is not None:
                 builder.average(name)
     sizes = {unit.name: unit.trainable_bytes for unit in units}
@@ -164,22 +168,35 @@ def _updates(builder: ScheduleBuilder, plan: Plan, unit: UnitPlan, stage: int, *
             builder.gather(Point.BEFORE_FORWARD, name, name)
 
 
-def _neighbours(
-    plan: Plan, models: Sequence[Sequence[UnitPlan]]
-) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """For each unit of stage 3 those to gather ahead in the forward, and in the backward, nearest first.
-
-    The order is the plan's, which is that of execution, where it names all of them.
-    """
+def _orders_of_stage_3(plan: Plan, models: Sequence[Sequence[UnitPlan]]) -> list[list[str]]:
+    """Units of stage 3 of each model, in the plan's order, which is that of execution, where it names all of them."""
     order = {unit.name: position for position, unit in enumerate(plan.units)}
-    following: dict[str, list[str]] = {}
-    preceding: dict[str, list[str]] = {}
-    depth = plan.gather_depth
+    orders = []
     for chosen in models:
         sharded = [unit.name for unit in chosen if unit.stage_on(plan.num_ranks) == 3]
         if all(name in order for name in sharded):
             sharded.sort(key=lambda name: order[name])
+        orders.append(sharded)
+    return orders
+
+
+def _neighbours(orders: Sequence[list[str]], depth: int) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """For each unit of stage 3 those to gather ahead in the forward, and in the backward, nearest first."""
+    following: dict[str, list[str]] = {}
+    preceding: dict[str, list[str]] = {}
+    for sharded in orders:
         backwards = sharded[::-1]
         following |= {name: sharded[place + 1 : place + 1 + depth] for place, name in enumerate(sharded)}
         preceding |= {name: backwards[place + 1 : place + 1 + depth] for place, name in enumerate(backwards)}
     return following, preceding
+
+
+def _gathered_before_the_forward(
+    plan: Plan, orders: Sequence[list[str]], chosen: Sequence[UnitPlan], units: Sequence[Unit]
+) -> frozenset[str]:
+    """Units of stage 3 that begin to be gathered behind their own updates: what is not updated whole, and alone, is not."""
+    if not (plan.update_by_unit and plan.overlap and plan.num_ranks > 1):
+        return frozenset()
+    whole = {unit.name for unit in units if unit.trainable_bytes == unit.parameter_bytes}
+    away = {u.name for u in chosen if u.optimizer_tier != "device" or u.optimizer_bits is not None}
+    return frozenset(name for order in orders for name in order[: plan.gather_depth]) & whole - away

@@ -1,6 +1,7 @@
 """What ZeRO stages and recomputation mean, as actions at boundaries."""
 
 import dataclasses
+import itertools
 
 import pytest
 from hypothesis import given
@@ -78,6 +79,32 @@ def test_what_is_updated_by_itself_begins_to_travel_under_the_updates_of_others(
     waits = write_schedule(dataclasses.replace(by_unit, overlap=False), gpt_units())
     assert kinds(waits, Point.BEFORE_OPTIMIZER) == [K.UPDATE] * 6
     assert kinds(waits, Point.AFTER_OPTIMIZER) == [K.GATHER] * 6
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_what_a_forward_of_stage_3_begins_with_travels_under_the_updates_of_others(depth):
+    """As many units as are gathered ahead in it: where none is, nothing is there between steps but shards."""
+    by_unit = dataclasses.replace(by_hand(3, overlap=True), update_by_unit=True, gather_depth=depth)
+    names = [unit.name for unit in gpt_units()]
+
+    def gathered(plan, units=None):
+        found = write_schedule(plan, units or gpt_units()).at(Point.BEFORE_OPTIMIZER)
+        assert {action.unit for action in found if action.kind is K.UPDATE} == set(names)
+        behind = [
+            (one.unit, other.unit) for one, other in itertools.pairwise(found) if other.kind is K.GATHER
+        ]
+        assert all(updated == unit for updated, unit in behind)
+        return [unit for _, unit in behind]
+
+    assert gathered(by_unit) == names[:depth]
+    assert gathered(dataclasses.replace(by_unit, overlap=False)) == []
+    assert gathered(dataclasses.replace(by_unit, update_by_unit=False)) == []
+    away = tuple(UnitPlan(name=name, zero_stage=3, recompute=False) for name in names)
+    away = (dataclasses.replace(away[0], optimizer_tier="disk"), *away[1:])
+    assert gathered(dataclasses.replace(by_unit, units=away)) == names[1:depth]
+    [first, *rest] = gpt_units()
+    partly_frozen = dataclasses.replace(first, trainable_bytes=first.trainable_bytes // 2)
+    assert gathered(by_unit, [partly_frozen, *rest]) == names[1:depth]
 
 
 def test_stage_3_keeps_tied_weights_from_the_forward_to_the_end_of_the_backward():

@@ -94,7 +94,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         default=None,
         help="update units one after another: what an update of all together (foreach) allocates is of one unit then, and "
-        "what stages 1 and 2 have updated begins to be gathered under the updates of others",
+        "what stages 1 and 2 have updated, and what the next forward of stage 3 begins with, begins to be gathered under the "
+        "updates of others",
     )
     parser.add_argument(
         "--ranks",

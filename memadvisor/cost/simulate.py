@@ -254,6 +254,8 @@ class _Player:
         here = _Here(point, position, following, view, is_last)
         for action in actions:
             if point in POINTS["optimizer"] and action.kind is ActionKind.GATHER and action.overlaps:
+                if isinstance(self.engine, EngineMemory) and self.engine.stages[action.unit] == 3:
+                    self.engine.act(action)  # what it fills is there from now on
                 continue  # it falls into the next step, as that of the step before did into this one
             if point is Point.BEFORE_OPTIMIZER and action.unit in self.paged:
                 self._update_paged(action, here)

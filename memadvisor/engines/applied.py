@@ -390,7 +390,7 @@ class Applied:
             self._note("info", note_on_owners(optimizer, owners, self.plan.group_ranks))
 
     def _begin_to_gather(self, flat: Flat) -> None:
-        self._executor_of(flat).arrivals.begin(flat)
+        self._executor_of(flat).updated(flat)
 
     def _executor_of(self, flat: Flat) -> Executor:
         return self._owner[id(flat)]

@@ -78,6 +78,8 @@ def _deed(plan: Plan, prediction: Prediction) -> str:
         parts.append("updates in fused kernels")
     if plan.update_by_unit:
         behind = ", and gathers each behind its own update" if plan.gathers_updated_later else ""
+        if plan.may_gather_before_forward and not plan.gathers_updated_later:
+            behind = ", and gathers what the next forward begins with behind its update"
         parts.append(f"updates units one after another{behind}")
     if plan.chunked_loss is not None:
         parts.append(

@@ -25,7 +25,8 @@ def may_update_by_unit(step: CapturedStep, plays: Plays, usual: RankedPlan) -> b
         return False
     plan = usual.plan
     pays = not usual.fits or bool(plan.recomputed_units or plan.parted_units)
-    return (step.updates_together and pays) or (plan.gathers_updated_later and may_wait_less(usual))
+    travels = plan.gathers_updated_later or plan.may_gather_before_forward
+    return (step.updates_together and pays) or (travels and may_wait_less(usual))
 
 
 def one_after_another(step: CapturedStep, plays: Plays, usual: RankedPlan) -> RankedPlan:

@@ -13,8 +13,9 @@ from memadvisor.engines.sharding.early_updates import EarlyUpdates
 from memadvisor.engines.sharding.executor import Executor
 from memadvisor.engines.sharding.gathers import Gathers
 from memadvisor.engines.sharding.scatterings import Scatterings
+from memadvisor.write_schedule import write_schedule
 from tests.engines.virtual_lane import OrderError, World
-from tests.engines.virtual_ranks import AloneWire, Case, draw_case, train_alone
+from tests.engines.virtual_ranks import ROWS, AloneWire, Case, draw_case, train_alone
 
 NUM_PLANS, NUM_ORDERS = 250, 4
 
@@ -128,6 +129,18 @@ BEHIND_UPDATES = next(
 )
 
 
+OF_STAGE_3_BEHIND_UPDATES = next(
+    case
+    for case in map(draw_case, range(3000))
+    if case.plan.gather_depth > 1
+    and case.steps_again
+    and not case.evaluates
+    and case.plan.precision.param_dtype is None
+    and {unit.zero_stage for unit in case.plan.units} == {3}
+    and write_schedule(case.plan, ROWS).gathered_behind_updates
+)
+
+
 def _gather_before_the_update(monkeypatch):
     original = Executor.step_begins
 
@@ -135,9 +148,13 @@ def _gather_before_the_update(monkeypatch):
         original(self)
         for flat in self.flats:
             if flat.unit in self.sharded.schedule.gathered_behind_updates and flat.shard is not None:
-                self.arrivals.begin(flat)
+                self.updated(flat)
 
     monkeypatch.setattr(Executor, "step_begins", step_begins)
+
+
+def _update_what_is_being_sent(monkeypatch):
+    monkeypatch.setattr(Gathers, "wait_for_sent", lambda self: None)
 
 
 def _show_before_it_is_there(monkeypatch):
@@ -243,6 +260,7 @@ BUGS = {
     _release_what_is_arriving: (OVERLAPPED, "written while it is written.*resize_"),
     _use_what_is_arriving: (LATE, "read while it is written"),
     _gather_before_the_update: (BEHIND_UPDATES, "written while it is written"),
+    _update_what_is_being_sent: (OF_STAGE_3_BEHIND_UPDATES, "written while it is read"),
     _change_a_gradient_that_is_being_sent: (LOOSE, "written while it is written"),
     _keep_a_sum_that_is_not_over: (OVERLAPPED, "read while it is written"),
     _update_by_a_sum_that_is_not_over: (EARLY, "read while it is written"),

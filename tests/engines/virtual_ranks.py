@@ -59,7 +59,8 @@ class Small(nn.Module):
         return self.head(x)
 
 
-UNITS = tuple(row.name for row in read_model(Small()).rows)
+ROWS = read_model(Small()).rows
+UNITS = tuple(row.name for row in ROWS)
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Case:
     """A plan and a loop: `synced` says of each micro-batch whether it is outside no_sync.
 
     looks: the script reads a parameter between the optimizer step and the next forward. loose_bytes: of gradients that stay
-    where they are made; None: none is as large.
+    where they are made; None: none is as large. steps_again: there are two optimizer steps behind a backward.
     """
 
     plan: Plan
@@ -76,6 +77,7 @@ class Case:
     evaluates: bool
     looks: bool
     loose_bytes: int | None = None
+    steps_again: bool = False
 
 
 def draw_case(seed: int) -> Case:
@@ -116,7 +118,8 @@ def draw_case(seed: int) -> Case:
     if overlap and max(unit.zero_stage for unit in units) >= 2:
         plan = replace(plan, reduce_depth=draw.randint(1, 3))
     plan = replace(plan, update_by_unit=not plan.update_in_backward and draw.random() < 0.5)
-    return replace(case, plan=plan, loose_bytes=draw.choice([None, 1, 20]))
+    case = replace(case, plan=plan, loose_bytes=draw.choice([None, 1, 20]))
+    return replace(case, steps_again=plan.update_by_unit and draw.random() < 0.3)
 
 
 class _Answer:
@@ -256,7 +259,8 @@ def train_alone(case: Case, lane: Any) -> list[torch.Tensor]:
             with torch.no_grad():
                 losses.append(ddp.module(words).sum())
         executor.early.step_begins(optimizer, executor.slots)
-        _step(executor)
+        for _ in range(1 + case.steps_again):
+            _step(executor)
         if case.looks:
             losses.append(ddp.module.blocks[2].linear.weight.detach().sum())
         losses.append(ddp(words).detach().sum())
@@ -287,7 +291,7 @@ def _step(executor: Executor) -> None:
                     whole = flat.own_slice(whole)
                 flat.shard.add_(whole, alpha=-0.1)
                 if flat.unit in executor.sharded.schedule.gathered_behind_updates:
-                    executor.arrivals.begin(flat)
+                    executor.updated(flat)
     executor.step_ends(executor.flats)
     for flat in executor.flats:
         for slot in flat.slots:

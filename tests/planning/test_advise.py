@@ -273,6 +273,26 @@ def test_units_are_updated_one_after_another_where_a_forward_waits_for_what_was_
     assert "updates units one after another, and gathers each behind its own update" in why
 
 
+def test_so_are_units_of_stage_3_where_a_forward_waits_for_what_it_begins_with():
+    run = make_run(num_blocks=4)
+    step = dataclasses.replace(captured_step(run), may_update_by_unit=True)
+
+    def of_stage_3(gather_s):
+        plays = Plays(run, alike(gather_s), 2, 2**40)
+        units = tuple(UnitPlan(name=unit.name, zero_stage=3, recompute=False) for unit in step.units)
+        ahead = Arrangement(units, 1, 1)
+        usual = plays.ranked(step, ahead, plays.play(step, ahead).prediction())
+        return usual, one_after_another(step, plays, usual)
+
+    usual, waits = of_stage_3(0.02)
+    assert waits.plan.update_by_unit and waits.plan.units == usual.plan.units
+    assert waits.prediction.step_time_s < 0.99 * usual.prediction.step_time_s
+    why = explain(waits.plan, waits.prediction, None, 2**40)
+    assert "one after another, and gathers what the next forward begins with behind its update" in why
+    usual, free = of_stage_3(1e-6)
+    assert free is usual
+
+
 def test_so_are_units_of_several_stages():
     run = make_run(num_blocks=4)
     step = dataclasses.replace(captured_step(run), may_update_by_unit=True)

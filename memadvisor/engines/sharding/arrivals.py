@@ -76,7 +76,7 @@ class Arrivals:
         for action in sharded.schedule.gathers_of_updated:
             unit = sharded.units.get(action.unit)
             for flat in unit.trainable if unit is not None else ():
-                is_due = flat.index in stepped and flat.arriving is None
+                is_due = flat.index in stepped and flat.arriving is None and flat.stage < 3
                 if not is_due or flat.full is None or flat.shard is None:
                     continue
                 if action.overlaps and self._may_begin(flat):

@@ -166,7 +166,7 @@ class Executor:
         # Alone, nobody is left out of a pass.
         training = torch.is_grad_enabled() and (sharded.is_alone or sharded.live.root.training)
         if through_ddp and training and self.num_shared_stages == 3:
-            sharded.meet()
+            self.gathers.meet()
             self.loans.end()
             self._release_all()  # on all ranks, or one would wait for gathers that another leaves out
         self.reductions.sweep(together=through_ddp and training)
@@ -298,6 +298,7 @@ class Executor:
     def step_begins(self) -> None:
         """All ranks meet here, so that none updates what another is still reading."""
         self._release_all()
+        self.gathers.wait_for_sent()
         self.arrivals.step_begins()
         found = self.sharded.wire.largest([self.sharded.digest, -self.sharded.digest])
         if found[0] != -found[1]:
@@ -307,6 +308,13 @@ class Executor:
         self.lates.forget()
         self.sharded.in_step = True
         take_written(self.flats)
+
+    def updated(self, flat: Flat) -> None:
+        """All of a flat has been updated: begin to bring it, while the optimizer step goes on with others."""
+        if flat.stage == 3:
+            self.gathers.begin_behind_update(flat)
+        else:
+            self.arrivals.begin(flat)
 
     def step_ends(self, flats: Iterable[Flat]) -> None:
         """Bring what this optimizer has updated to all ranks."""

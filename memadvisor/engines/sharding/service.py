@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 
 from memadvisor.engines.collectives.works import Work
-from memadvisor.engines.sharding.arrivals import settle_all
+from memadvisor.engines.sharding.arrivals import drop, settle_all
 from memadvisor.engines.sharding.flat import Flat, Slot
 from memadvisor.engines.sharding.one_process import NoService, StateOf
 from memadvisor.engines.sharding.sharded_model import ShardedModel
@@ -115,7 +115,9 @@ class Service:
             sharded = self._sharded()
             if sharded is not None:
                 with contextlib.suppress(Exception):  # whoever reads those parameters is told
-                    settle_all(sharded.flats)  # other ranks wait for what this one still sends
+                    for flat in sharded.flats:  # other ranks wait for what this one still sends
+                        settle_all([flat])
+                        drop(flat)
             self._say_goodbye(_QUIET_S, _LAST_S)
             return
         # What has failed may be the store's host: frozen, it would hold up this rank's end for good.

@@ -90,10 +90,12 @@ class ShardedModel:
 
     # ---- meeting the other ranks -------------------------------------------------------------
 
-    def meet(self) -> None:
-        """Wait for all ranks: whatever they read before this point of the program, they have read."""
-        self.wire.largest([0])
+    def meet(self, is_so: bool = False) -> bool:
+        """Wait for all ranks: whatever they read before this point of the program, they have read. Gives whether any of
+        them says that it is so."""
+        [found] = self.wire.largest([int(is_so)])
         self.have_met()
+        return bool(found)
 
     def have_met(self) -> None:
         """All ranks have just taken part in a collective."""

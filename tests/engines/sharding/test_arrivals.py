@@ -62,7 +62,7 @@ def looks_after_steps(rank: int) -> dict[str, list[torch.Tensor]]:
 
 def looks_under_plans(rank: int) -> list[dict[str, list[torch.Tensor]]]:
     found = [looks_after_steps(rank)]
-    for zero, by_unit in ((1, False), (2, False), (1, True)):
+    for zero, by_unit in ((1, False), (2, False), (1, True), (3, True)):
         plan = make_plan(dist.get_world_size(), zero, overlap=True, update_by_unit=by_unit)
         with applied(plan):
             found.append(looks_after_steps(rank))
