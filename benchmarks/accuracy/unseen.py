@@ -14,6 +14,7 @@ from benchmarks.accuracy.blind_confirmed import CONFIRMED, FIRST_CONFIRMED
 from benchmarks.accuracy.blind_finetuning import FINETUNING, FIRST_FINETUNING
 from benchmarks.accuracy.blind_kinds import FIRST_KINDS, KINDS
 from benchmarks.accuracy.blind_layouts import FIRST_LAYOUTS, LAYOUTS
+from benchmarks.accuracy.blind_logs import FIRST_LOGS, LOGS
 from benchmarks.accuracy.blind_machines import FIRST_MACHINES, MACHINES
 from benchmarks.accuracy.blind_measured import FIRST_MEASURED, MEASURED
 from benchmarks.accuracy.blind_recipes import FIRST_RECIPES, RECIPES
@@ -191,6 +192,7 @@ UNSEEN = (
     *CONFIRMED,
     *CAMPAIGNS,
     *CARDS,
+    *LOGS,
 )
 
 
@@ -258,6 +260,7 @@ def _blind(frames: Mapping[str, pd.DataFrame]) -> list[str]:
         | FIRST_CONFIRMED
         | FIRST_CAMPAIGNS
         | FIRST_CARDS
+        | FIRST_LOGS
     ).items():
         frame = frames[name]
         time, memory = (
