@@ -47,13 +47,15 @@ _MARKS = re.compile(
 # `4.096` and `1 536` sequences: thousands, as no part of one is counted.
 _THOUSANDS = re.compile(r"[1-9]\d{0,2}(?:[.' ]\d{3})+")
 _POWER = re.compile(r"(\d{1,2})\s*(?:\^|\*\*)\s*(\d{1,2})", re.ASCII)  # 2^14
+# `TP8`, `pp=4`, `8-way`: a degree with its own name.
+_DEGREE = re.compile(r"(?:([tpdce]p)\s*[-_=:]?\s*)?(\d+)(?:\s*-?\s*ways?)?", re.IGNORECASE | re.ASCII)
 _ASIDE = re.compile(r"\s*\([^()]*\)$")  # `1 (OOM at 2)`
 _EMPTY = (
     "", "-", "--", "---", "\u2013", "\u2014", "na", "n/a", "n.a.", "nan", "null", "?", "unknown", "tbd", "auto", "/", "\\",
     "not given", "not reported", "not specified", "unspecified", "n/s", "n.s.",
 )  # fmt: skip
 YES = (
-    "true", "yes", "on", "1", "1.0", "y", "t", "enabled", "enable", "w/", "with", "x", "\u662f", "\u5f00", "\u2713", "\u2714", "\u2705",
+    "true", "yes", "on", "1", "1.0", "y", "t", "enabled", "enable", "w/", "with", "x", "\u662f", "\u5f00", "\u2713", "\u2714", "\u2705", "\u221a",
 )  # fmt: skip
 _PLACES = (  # where something is offloaded to, or what is: that it is
     "cpu", "host", "nvme", "disk", "ssd", "ram", "optimizer", "optim", "params", "parameters", "100%",
@@ -105,6 +107,9 @@ class Cells:
         power = _POWER.fullmatch(text)
         if power is not None:
             return float(int(power[1]) ** int(power[2]))
+        degree = _DEGREE.fullmatch(text)
+        if degree is not None and (degree[1] or column).lower() == column:
+            text = degree[2]
         match = _NUMBER.fullmatch(text)
         if match is None and (match := _NUMBER.fullmatch(_ASIDE.sub("", text))) is not None:
             self.note(f"of {column} {text!r} what stands in brackets is not read")

@@ -53,7 +53,7 @@ MODEL = (
 
 MACHINE = (
     _column("gpu", "accelerator gpu_type gpu_name gpu_model hardware device_name gpus_type chip accelerator_type gpu_arch card device device_type tpu accelerator_name accelerator_model gpus_used card_type instance instance_type machine_type node_type", "the accelerator, by any name of the catalogue", "one that framework, interconnect or source names; A100-80GB"),
-    _column("gpu_mem_gb", "device_memory_gb hbm_gb gpu_hbm_gb gpu_memory_capacity hbm_capacity memory_capacity vram_capacity gpu_memory_size", "its memory in GB, where the name leaves it open", "as the name says"),
+    _column("gpu_mem_gb", "device_memory_gb hbm_gb gpu_hbm_gb gpu_memory_capacity hbm_capacity memory_capacity vram_capacity gpu_memory_size", "its memory in GB, or in MiB as tools report it, where the name leaves it open", "as the name says"),
     _column("gpu_power_w", "power_limit_w power_cap_w gpu_tdp_w", "the power that it may take in W, where that is less than as sold: rates go with its cube root", "as sold"),
     _column("gpu_bandwidth_gb_s", "hbm_bandwidth_gb_s memory_bandwidth_gb_s", "bandwidth of its memory in GB/s, where it is another than the data sheet's", "as the name says"),
     _column("n_gpus", "num_gpus world_size gpus ngpus n_devices num_devices total_gpus number_of_gpus num_gpu n_gpu gpu_count gpu_num number_gpus of_gpus devices chips n_chips num_chips n_accelerators num_accelerators num_cards cards total_devices gpu_number npus n_npus tpus number_of_accelerators number_of_chips number_of_cards number_of_devices gpu_counts gpu_total accelerators num_processes hpus n_hpus num_hpus xpus n_xpus gcds n_gcds", "accelerators in all", "dp tp pp cp"),

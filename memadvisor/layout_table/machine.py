@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import re
 from functools import lru_cache
 
@@ -26,6 +27,7 @@ _TELLING = (
     "source",
 )  # columns that may name the accelerator beside what they are for
 _SIZE = re.compile(r"[\s_-]*\b(\d+)\s*(?:gb|gib|g)\b", re.IGNORECASE)
+_MIB = re.compile(r"\s*(\d+(?:\.\d+)?)\s*mi?b\s*", re.IGNORECASE)
 # `100Gb` and `100GbE` are rates too; `100GB` is a size.
 _RATE = re.compile(
     r"(?:(\d+)\s*[x*\u00d7]\s*)?(\d+(?:\.\d+)?)\s*([gt])(?:(b|bit|bits|B)(?:/s|ps)|(?-i:bits?|b|bE))\b",
@@ -106,9 +108,7 @@ def _accelerator(cells: Cells) -> Hardware:
     name = next((card for names, card in _MACHINES.items() if re.match(names, machine)), name)
     if re.search(r"\ds$", name) and named_hardware(name) is None:
         name = name[:-1]  # `64 H100s`
-    memory = cells.number("gpu_mem_gb")
-    sized = None if memory is None else named_hardware(f"{_SIZE.sub('', name)} {memory:g}GB")
-    found = sized or named_hardware(name)
+    found = _of_size(name, cells) or named_hardware(name)
     if found is not None:
         return found
     # A size that the catalogue has not (A100 of 64 GB): the device is known, and its memory is what the row says.
@@ -128,6 +128,31 @@ def _accelerator(cells: Cells) -> Hardware:
         return plain
     cells.note(f"{name} is taken for {plain.name} with {size.group(1)} GB")
     return dataclasses.replace(plain, memory_bytes=int(size.group(1)) * 10**9)
+
+
+def _of_size(name: str, cells: Cells) -> Hardware | None:
+    """The device with the memory of its own column: the one sold with about so much, for tools report less than the name says
+    (39.4 GiB of 40 GB) or count otherwise (85.5 GB of 80); where none is, and the name says no size, the device with that."""
+    if cells.text("gpu_mem_gb") is None:
+        return None
+    in_mib = _MIB.fullmatch(cells.text("gpu_mem_gb") or "")
+    size = float(in_mib[1]) if in_mib is not None else cells.number("gpu_mem_gb")
+    if size is None:
+        return None
+    size /= 1e9 if size > 1e8 else 1024 if in_mib is not None or size > 2000 else 1  # bytes, MiB
+    bare = _SIZE.sub("", name)
+    near = range(math.ceil(size * 0.92), math.floor(size * 1.08) + 1)
+    sizes = [size, *sorted(near, key=lambda each: abs(each - size))]
+    sized = next((card for each in sizes if (card := named_hardware(f"{bare} {each:g}GB"))), None)
+    plain = named_hardware(bare)
+    if sized is not None or plain is None or _SIZE.search(name) is not None:
+        return sized
+    if (
+        abs(size * 1e9 / (plain.memory_bytes or math.inf) - 1) <= 0.08 or "-die-" in plain.name
+    ):  # of two dies the card's
+        return plain
+    cells.note(f"{name} is taken for {plain.name} with {size:g} GB")
+    return dataclasses.replace(plain, memory_bytes=int(size * 1e9))
 
 
 def _as_set(accelerator: Hardware, cells: Cells) -> Hardware:

@@ -21,6 +21,7 @@ from memadvisor.zeropp_options import ZeroPP, zeropp_fields, zeropp_names
 
 # What is sharded, of words that say that alone.
 _SHARDS = {"optim": 1, "optimizer": 1, "optimizerstates": 1, "distopt": 1, "full": 3, "hybrid": 3}
+_TICKS = set(YES) - {"1", "1.0"}  # yes, and no number
 _NAMES_DEGREES = re.compile(r"(?<![a-z])(dp|tp|mp|pp|cp|ep|sp)\s*[-=:_]?\s*\d", re.IGNORECASE)
 
 
@@ -153,7 +154,12 @@ def _zero_stage(cells: Cells, preset: Preset) -> int:
     if text is not None:
         if text.lower() in NO:
             return 0
-        number = re.fullmatch(r"[zZ]?([0-3])(?:\.0*)?(?:\s*[(+,/].*)?", text)  # `3 (offload)`
+        if text.lower() in _TICKS:
+            cells.note(f"zero_stage {text!r} says no stage: {preset.zero_stage or 1} is taken")
+            return preset.zero_stage or 1
+        number = re.fullmatch(
+            r"(?:[0-3]\s*\+\s*)?[zZ]?([0-3])(?:\.0*)?(?:\s*[(+,/].*)?", text
+        )  # `3 (offload)`, `1+2`
         stage = int(number.group(1)) if number is not None else _SHARDS.get(plain_word(text), stage_in(text))
         if stage is None or text.startswith("-"):
             raise UsageError(f"zero_stage is {text!r}; it is 0, 1, 2 or 3.")
@@ -188,12 +194,22 @@ def _sequence_parallel(cells: Cells) -> bool | None:
     text = cells.text("sequence_parallel")
     if text is not None and text.isdigit() and int(text) > 1:
         return True
+    word = plain_word(text or "")
+    if word in ("sp", "megatron", "megatronsp", "tp", "tpsp"):
+        return True
+    if _is_of_attention(word):
+        return False
     return cells.flag("sequence_parallel")
 
 
+def _is_of_attention(word: str) -> bool:
+    """A sequence parallelism whose ranks split all of each sequence: its kind, in the column that says whether norms do."""
+    return re.search(r"ulysses|a2a|all2all|alltoall|ring|p2p|zigzag|stripe", word) is not None
+
+
 def _context_kind(cells: Cells) -> str:
-    text = cells.text("context_kind")
-    word = plain_word(text or "ring")
+    text, beside = cells.text("context_kind"), plain_word(cells.text("sequence_parallel") or "")
+    word = plain_word(text or "") or (beside if _is_of_attention(beside) else "ring")
     if re.search(r"ulysses|a2a|all2all|alltoall", word):
         return "ulysses"
     if re.search(r"ring|p2p|allgather|zigzag|stripe|megatron", word):

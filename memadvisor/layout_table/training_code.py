@@ -66,6 +66,11 @@ _LONGEST_OLD = 8192
 _WITHOUT_FLASH = ("V100", "A100")
 _OLDER = (DDP, HUGGING_FACE, DEEPSPEED)  # trainers of before FlashAttention
 _LATER = re.compile(r"mpt\d|falcon|nemotron|starcoder|phi\d|stablelm|olmo")  # of 2023 and later
+# What heads there are, which tokens they see, how ranks or memory split them.
+_NO_KERNEL = re.compile(
+    r"((mh|mq|gq|ml|sw|ds|ns)a|(multi|grouped)(head|query|latent)?|self|causal|full|local|global|dense|sliding(window)?|"
+    r"bidirectional|ring|ulysses|thd|bshd|sbhd)(self)?(attention|attn)?$"
+)
 _DTYPE_BYTES = {"bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "16": 2, "fp32": 4, "float32": 4, "32": 4}
 # Gradients are summed in the buffer that is reduced, whose dtype grad_reduce_in_fp32 says (megatron/core/distributed/
 # distributed_data_parallel.py).
@@ -78,7 +83,8 @@ _GRAPHED = {r"attn|attention": 0.25, r"router|preprocess": 0.25, r"mlp|experts|\
 def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware) -> tuple[Preset, Software]:
     preset = _preset(cells, architecture, accelerator.name)
     software = preset.software
-    mode, precision, attention = (cells.text(name) for name in ("mp_mode", "precision", "attention"))
+    mode, precision = cells.text("mp_mode"), cells.text("precision")
+    attention = _kernel(cells)
     is_fp16 = re.search("fp16|float16|half", (precision or "").lower()) is not None  # as before bf16's time
     if preset in (MEGATRON_DEEPSPEED, GPT_NEOX) and not (
         _is_old(cells, architecture, accelerator.name) or is_fp16
@@ -325,6 +331,15 @@ def _composer(software: Software, mode: str) -> Software:
 # FlashAttention 3 on Hopper is 1.5 to 2.0 times as fast forward as its second generation, and 1.5 to 1.75 backward
 # (arXiv:2407.08608); the fourth reaches 71 % of a B200's rate where the third reaches 75 % of an H100's (arXiv:2603.05451).
 _GENERATIONS = {"3": (1.75, 0.65), "4": (1.7, 0.65)}
+
+
+def _kernel(cells: Cells) -> str | None:
+    """What the column of attention says of its kernel; None where it says what attends to what."""
+    text = cells.text("attention")
+    if text is None or not _NO_KERNEL.match(plain_word(text)):
+        return text
+    cells.note(f"attention {text!r} says no kernel: the trainer's own is taken")
+    return None
 
 
 def with_attention(software: Software, text: str) -> Software:

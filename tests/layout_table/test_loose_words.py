@@ -49,3 +49,34 @@ def test_bits_are_those_of_a_frozen_base():
     asked = read_one(model="llama2-7b", precision="8bit", lora_rank="16", n_layers=None, hidden=None, n_heads=None, vocab=None)  # fmt: skip
     assert asked.case is not None and asked.error is None
     assert "no precision" in (read_one(precision="int8").error or "")
+
+
+@pytest.mark.parametrize("text", ["TP4", "tp=4", "4-way", "4.0"])
+def test_degrees_with_their_names(text):
+    assert case_of(dp=None, n_gpus="8", tp=text).step.layout.tensor == 4
+    assert "no positive whole number" in (read_one(dp=None, n_gpus="8", pp="TP4").error or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "stage"), [("yes", 1), ("\u221a", 1), ("True", 1), ("1+2", 2), ("2 (offload)", 2)]
+)
+def test_zero_without_its_stage(text, stage):
+    row = read_one(zero_stage=text)
+    assert row.case.step.layout.zero_stage == stage
+    assert any("says no stage" in note for note in row.notes) == (stage == 1)
+
+
+@pytest.mark.parametrize("text", ["GQA", "multi-head", "causal", "ring attention", "THD"])
+def test_what_attends_to_what_says_no_kernel(text):
+    row = read_one(attention=text)
+    assert row.case.step.software == case_of().step.software
+    assert f"attention {text!r} says no kernel: the trainer's own is taken" in row.notes
+
+
+@pytest.mark.parametrize(
+    ("text", "of_norms", "kind"),
+    [("SP", True, "ring"), ("Ulysses", False, "ulysses"), ("ring", False, "ring"), ("\u221a", True, "ring")],
+)
+def test_kinds_of_sequence_parallelism_where_it_is_asked_for(text, of_norms, kind):
+    layout = case_of(dp=None, n_gpus="8", tp="2", cp="2", sequence_parallel=text).step.layout
+    assert (layout.sequence_parallel, layout.context_kind) == (of_norms, kind)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from memadvisor.planning.predict_layouts import predict_row
 from tests.layout_table.test_read import case_of, read_one
 
 
@@ -54,6 +55,35 @@ def test_a_card_under_less_power_is_slower_by_the_cube_root():
 def test_a_card_with_other_memory():
     card = case_of(gpu="H100 96GB", gpu_bandwidth_gb_s="2400").cluster.accelerator
     assert (card.memory_bytes, card.memory_bandwidth_bytes_per_s) == (96 * 10**9, 2.4e12)
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "card", "gigabytes"),
+    [
+        ("A100", "39.6", "A100-SXM4-40GB", 40),  # GiB, as torch reports them
+        ("A100", "40960 MiB", "A100-SXM4-40GB", 40),  # as nvidia-smi does
+        ("A100", "81920", "A100-SXM4-80GB", 80),
+        ("V100", "34.1", "V100-SXM2-32GB", 32),  # GiB counted in GB
+        ("NVIDIA A100-SXM4-80GB", "39.4", "A100-SXM4-40GB", 40),
+        ("A100", "64", "A100-SXM4-80GB", 64),
+        ("RTX 4090", "48", "RTX-4090-24GB", 48),
+        ("MI250X", "128", "MI250X-die-64GB", 64),
+    ],
+)
+def test_the_memory_of_a_card_has_its_own_column(name, memory, card, gigabytes):
+    row = read_one(gpu=name, gpu_mem_gb=memory)
+    found = row.case.cluster.accelerator
+    assert (found.name, found.memory_bytes) == (card, gigabytes * 10**9)
+    assert any(f"with {gigabytes} GB" in note for note in row.notes) == (not card.endswith(f"{gigabytes}GB"))
+
+
+def test_more_memory_is_never_less_likely_to_be_enough():
+    rows = (
+        read_one(gpu="A100", gpu_mem_gb=size) for size in ("2", "3", "4", "6", "8", "16", "39", "80", "192")
+    )
+    chances = [predict_row(row).prediction.estimate.p_oom for row in rows]
+    assert chances == sorted(chances, reverse=True)
+    assert chances[0] > 0.9 > 0.1 > chances[-1]
 
 
 @pytest.mark.parametrize(
