@@ -134,7 +134,12 @@ def _schedule(cells: Cells, degrees: Degrees, architecture: Architecture, preset
             if not _SOME_PIPELINE.search(text):
                 raise UsageError(f"{text!r} is no known schedule; known are {', '.join(SCHEDULES)}.")
             cells.note(f"schedule {text!r} is not known: 1f1b is taken, interleaved where there are chunks")
-    chunks = cells.count("chunks") or None
+    said = (cells.text("chunks") or "").lower()
+    if said in _TICKS or said.startswith("interleaved"):  # that there are some
+        schedule = "interleaved" if schedule in (None, "1f1b") else schedule
+        chunks = None
+    else:
+        chunks = None if said in NO else cells.count("chunks")
     part = cells.whole("layers_per_virtual_stage")
     if chunks is None and part is not None and degrees.pipeline > 1:
         chunks = -(-architecture.n_layers // (degrees.pipeline * part))

@@ -80,3 +80,12 @@ def test_what_attends_to_what_says_no_kernel(text):
 def test_kinds_of_sequence_parallelism_where_it_is_asked_for(text, of_norms, kind):
     layout = case_of(dp=None, n_gpus="8", tp="2", cp="2", sequence_parallel=text).step.layout
     assert (layout.sequence_parallel, layout.context_kind) == (of_norms, kind)
+
+
+@pytest.mark.parametrize(
+    ("text", "schedule", "chunks"),
+    [("yes", "interleaved", 6), ("interleaved", "interleaved", 6), ("no", "1f1b", 1)],
+)
+def test_interleaving_that_is_a_switch(text, schedule, chunks):
+    layout = case_of(dp=None, n_gpus="8", pp="4", **{"Interleaving": text}).step.layout
+    assert (layout.schedule, layout.chunks) == (schedule, chunks)
