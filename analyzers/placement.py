@@ -11,6 +11,7 @@ from typing import Protocol
 
 from memadvisor.analyzers.batch_sizes import shrink_batch
 from memadvisor.analyzers.cast_arguments import cast_arguments
+from memadvisor.analyzers.left_alone import modules_left_alone
 from memadvisor.analyzers.narrow_shares import narrow_shares
 from memadvisor.analyzers.weight_casts import cached_casts, is_weight_cast
 from memadvisor.cost.saved import UnitCall
@@ -333,12 +334,10 @@ class Placement:
 
 
 def _left_alone(rank: RankRun) -> frozenset[str]:
-    """Units that others are inside of, and those whose forward is none of their class."""
+    """Units that others are inside of, and those around whose calls an engine does nothing."""
     names = {unit.name for unit in rank.units}
     around = (innermost(name.rpartition(".")[0], names) for name in names if name)
-    return frozenset(name for name in around if name is not None) | {
-        module.name for module in rank.modules if module.is_own_forward
-    }
+    return frozenset(name for name in around if name is not None) | modules_left_alone(rank)
 
 
 def _is_held_again(

@@ -18,6 +18,7 @@ from functools import cached_property
 from statistics import median
 
 from memadvisor.analyzers.changed_buffers import Copies
+from memadvisor.analyzers.left_alone import modules_left_alone
 from memadvisor.analyzers.placement import Passes, Placed, Stretch
 from memadvisor.analyzers.time_shares import TimeShares
 from memadvisor.analyzers.unit_calls import UnitCall, all_inside, calls_of_units, runs_of, spans_of
@@ -57,7 +58,7 @@ class _Trace:
         self._operators = sorted(operators, key=lambda op: op.start_s)
         self.time_shares = TimeShares(rank)
         self._starts = [operator.start_s for operator in self._operators]
-        self.own_forwards = {module.name for module in rank.modules if module.is_own_forward}
+        self.left_alone = modules_left_alone(rank)
         self.by_id = {item.row.storage_id: item for item in placed}
         self.born: dict[int, list[_Storage]] = defaultdict(list)
         self.dead: dict[int, list[_Storage]] = defaultdict(list)
@@ -287,7 +288,7 @@ class _Pass:
         """None where it would free nothing, or hold what it is called with for longer than the plain run does."""
         names = tuple(call.row.module for call in calls)
         prefix = f"{self._unit}." if self._unit else ""
-        if not self._trace.own_forwards.isdisjoint(names):
+        if not self._trace.left_alone.isdisjoint(names):
             return None
         if any(counts[name] > 1 or not name.startswith(prefix) for name in names) or calls[0].changes_input:
             return None

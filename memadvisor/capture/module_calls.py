@@ -33,6 +33,7 @@ class SeenCall:
     start_ns: int
     versions: list[tuple[int, int]]  # of the positional tensors when it began: (id, version)
     takes_last: bool  # see run/records.py
+    is_transformed: bool  # too
     end_ns: int | None = None
     inputs: tuple[
         tuple[int, bool, bool], ...
@@ -63,7 +64,10 @@ class ModuleCallLog:
         if phase not in ("forward", "recompute") or not torch.is_grad_enabled():
             return
         versions = [(id(tensor), tensor._version) for tensor in _tensors(args) if not tensor.is_inference()]
-        call = SeenCall(info, phase, micro_batch, time.time_ns(), versions, _is_handed_on(last, args))
+        is_transformed = torch._C._functorch.peek_interpreter_stack() is not None
+        call = SeenCall(
+            info, phase, micro_batch, time.time_ns(), versions, _is_handed_on(last, args), is_transformed
+        )
         self._open[depth] = call
         self.calls.append(call)
 

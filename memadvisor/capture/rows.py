@@ -67,6 +67,7 @@ def module_call_rows(trace: Trace) -> tuple[list[ModuleCall], list[CallTensor]]:
                 start_s=(call.start_ns + trace.offset_ns) / 1e9,
                 end_s=(end_ns + trace.offset_ns) / 1e9,
                 takes_last=call.takes_last,
+                is_transformed=call.is_transformed,
             )
         )
         found: list[tuple[int | None, str, bool, bool | None]] = [

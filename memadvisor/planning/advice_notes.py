@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from memadvisor.analyzers.checkpointing import predicted_checkpoints
 from memadvisor.analyzers.derivatives import differentiated_backwards, units_differentiated
 from memadvisor.analyzers.larger_steps import larger_steps
+from memadvisor.analyzers.left_alone import modules_transformed
 from memadvisor.analyzers.own_checkpoints import own_checkpoints
 from memadvisor.analyzers.step_time import step_time
 from memadvisor.autocast import autocast_loss_text
@@ -92,6 +93,13 @@ def _unit_notes(run: Run, plain: CapturedStep, num_ranks: int) -> Iterator[str]:
         yield (
             f"The script has put a forward of its own in place of that of {own[0] or 'the model'}{more}, or compiles it in place: no "
             "plan recomputes what it has changed so."
+        )
+    transformed = sorted(blocks & modules_transformed(rank))
+    if transformed:
+        more = f" and {len(transformed) - 1} more" if len(transformed) > 1 else ""
+        yield (
+            f"The script calls {transformed[0] or 'the model'}{more} inside a transform of torch.func (vmap, grad), where nothing runs "
+            "again by itself: no plan recomputes that."
         )
 
 

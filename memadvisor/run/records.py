@@ -244,6 +244,7 @@ class ModuleCall:
 
     Calls nest by time. `module` is "(Name)" for one that belongs to no discovered model. `takes_last`: it is called with
     nothing but the very tensor that the call before it, inside the same one, has returned, unchanged; None in older runs.
+    `is_transformed`: inside a transform of torch.func (vmap), where an engine does nothing around it; None in older runs.
     """
 
     call_id: int
@@ -254,6 +255,7 @@ class ModuleCall:
     start_s: float
     end_s: float
     takes_last: bool | None = None
+    is_transformed: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
