@@ -91,6 +91,20 @@ class GlobalNorm(Lamb):
         return super().step(closure)
 
 
+class Normalized(Written):
+    """Steps of one length for all parameters together, and no state."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        norms = [p.grad.norm() for group in self.param_groups for p in group["params"] if p.grad is not None]
+        self.norm = torch.stack(norms).norm().item() if norms else 1.0
+        super().step(closure)
+        del self.norm
+
+    def update(self, p, gradient, state, group):
+        p.sub_(gradient * group["lr"] / self.norm)
+
+
 class Prodigal(Written):
     """Estimates one step size for all parameters from all gradients, as Prodigy and D-Adaptation do."""
 
@@ -169,6 +183,39 @@ class Sharpness(Written):
         if closure is not None:
             closure()
         return super().step(closure)
+
+
+class ScheduleFree(Written):
+    """Steps in training mode alone, as schedule-free ones do, which begin in the other."""
+
+    def __init__(self, params, lr=1e-2):
+        super().__init__(params, lr)
+        self.train(False)
+
+    def train(self, mode=True):
+        for group in self.param_groups:
+            group["train_mode"] = mode
+
+    def update(self, p, gradient, state, group):
+        if not group["train_mode"]:
+            raise RuntimeError("not in train mode")
+        super().update(p, gradient, state, group)
+
+
+class Averaging(ScheduleFree):
+    """Has an average in the place of each parameter between its steps."""
+
+    def update(self, p, gradient, state, group):
+        super().update(p, gradient, state, group)
+        state.setdefault("average", p.clone()).lerp_(p, 0.5)
+
+    @torch.no_grad()
+    def eval(self):
+        self.train(False)
+        for group in self.param_groups:
+            for p in group["params"]:
+                if "average" in self.state[p]:
+                    p.lerp_(self.state[p]["average"], 0.1)
 
 
 class Raising(Written):

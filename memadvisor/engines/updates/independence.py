@@ -12,9 +12,9 @@ functions run uncompiled, and communication is refused.
 from __future__ import annotations
 
 import contextlib
-import io
 import random
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -78,6 +78,7 @@ def _compare(stunt: Stunt) -> bool:
         _check_alone(stunt, together, _gradients(stunt), index)
     _check_rest(together, _alone(stunt, _gradients(stunt), {-1}))
     _check_infinity(stunt)
+    _check_modes(stunt)
     return _calls_closure_once(stunt)
 
 
@@ -152,6 +153,23 @@ def _check_infinity(stunt: Stunt) -> None:
         _check_alone(stunt, together, gradients, index)
 
 
+def _check_modes(stunt: Stunt) -> None:
+    """Schedule-free optimizers put averages in the place of parameters between their steps, out of states that owners alone
+    have: other ranks' parameters stayed as they were, and the ranks trained apart."""
+    optimizer, parameters = stunt.start()
+    for of_step in _gradients(stunt, 2):  # an average begins as what the first has made
+        for parameter, gradient in zip(parameters, of_step, strict=True):
+            parameter.grad = gradient
+        type(optimizer).step(optimizer)
+    for name in ("eval", "train"):
+        before = [parameter.detach().clone() for parameter in parameters]
+        change: Any = getattr(optimizer, name, None)
+        with contextlib.suppress(TypeError):  # no mode, but something with arguments
+            change() if callable(change) else None
+        if not _same(before, [parameter.detach() for parameter in parameters]):
+            raise _Coupled(f"its {name}() changes parameters outside of its step")
+
+
 def _calls_closure_once(stunt: Stunt) -> bool:
     optimizer, parameters = stunt.start()
     calls = []
@@ -208,6 +226,36 @@ class _Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+class _Muted:
+    """Standard output or error, but for what this thread writes: others of the script's may print meanwhile."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._thread = threading.get_ident()
+
+    def write(self, text: str) -> int:
+        return len(text) if threading.get_ident() == self._thread else int(self._stream.write(text))
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """catch_warnings would have the script's be shown once more, of which each is shown once."""
+    rule = ("ignore", None, Warning, None, 0)
+    filters: Any = warnings.filters
+    filters.insert(0, rule)
+    try:
+        yield
+    finally:
+        filters[:] = [each for each in filters if each is not rule]
+
+
 @contextlib.contextmanager
 def _unseen() -> Iterator[_Listening]:
     mode = _Listening()
@@ -218,10 +266,9 @@ def _unseen() -> Iterator[_Listening]:
             state = sys.modules["numpy"].random
             stack.callback(state.set_state, state.get_state())
         stack.enter_context(torch.random.fork_rng(devices=cuda))
-        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-        stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
+        stack.enter_context(contextlib.redirect_stdout(_Muted(sys.stdout)))
+        stack.enter_context(contextlib.redirect_stderr(_Muted(sys.stderr)))
+        stack.enter_context(_without_warnings())
         stack.enter_context(_without_global_hooks())
         if "torch._dynamo" in sys.modules:
             # Small shapes in a compiled function would make it recompile, and its sizes dynamic.

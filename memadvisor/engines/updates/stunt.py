@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import types
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from memadvisor.engines.sharding.sharded_step import parameters_of
 
 _ALIKE = 2  # parameters of one shape, and groups of one kind: two show what one does to another
 _MAX_SHAPES = 3  # of one group
+_LEARNING_RATE = 1e-2
 
 
 class NotCopyable(Exception):
@@ -29,13 +31,15 @@ class NotCopyable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Stunt:
-    """Starts copies of `optimizer` that step copies of `parameters`; `sizes` counts those of each group."""
+    """Starts copies of `optimizer` that step copies of `parameters`; `sizes` counts those of each group. `is_put_to_work`: by
+    its `train`, as optimizers with modes are that step in one alone, and that a script has not begun to train with."""
 
     optimizer: torch.optim.Optimizer
     groups: list[dict[str, Any]]
     parameters: list[torch.Tensor]
     sizes: list[int]
     is_built: bool  # by its constructor, since it makes state there
+    is_put_to_work: bool
 
     @property
     def num_parameters(self) -> int:
@@ -48,7 +52,10 @@ class Stunt:
             {"params": [next(numbered) for _ in range(size)], **_Copier(self.optimizer, None).copy(group)}
             for group, size in zip(self.groups, self.sizes, strict=True)
         ]
-        return _clone(self.optimizer, groups, self.is_built), parameters
+        clone = _clone(self.optimizer, groups, self.is_built)
+        if self.is_put_to_work:
+            clone.train()  # type: ignore[attr-defined]  # not torch's
+        return clone, parameters
 
     @contextlib.contextmanager
     def only(self, optimizer: torch.optim.Optimizer, kept: set[int] | None) -> Iterator[None]:
@@ -77,15 +84,22 @@ def stunt_of(optimizer: torch.optim.Optimizer) -> Stunt:
         if kinds[kind] > _ALIKE:
             continue
         small = [made for like in _kinds_of(group["params"]) for made in _small(like, generator)]
-        # Only a tensor on the parameters' device may be captured; the copy's are on the host.
-        groups.append({key: False if key == "capturable" else value for key, value in options.items()})
+        groups.append({key: _at_work(key, value) for key, value in options.items()})
         parameters += small
         sizes.append(len(small))
-    for is_built in (False, True):
-        stunt = Stunt(optimizer, groups, parameters, sizes, is_built)
-        if _steps(stunt, raises=is_built or not optimizer.state):
-            break
-    return stunt
+    built = (False, True) if optimizer.state else (False,)
+    modes = (False, True) if callable(getattr(optimizer, "train", None)) else (False,)
+    stunts = [Stunt(optimizer, groups, parameters, sizes, *way) for way in itertools.product(built, modes)]
+    return next(stunt for stunt in stunts if _steps(stunt, raises=stunt is stunts[-1]))
+
+
+def _at_work(option: str, value: Any) -> Any:
+    """With a learning rate where a warm-up begins at none: no update would show what it is made of."""
+    if option == "capturable":  # only a tensor on the parameters' device may be; the copy's are on the host
+        return False
+    if option == "lr" and isinstance(value, (int, float, torch.Tensor)) and not value:
+        return value + _LEARNING_RATE
+    return value
 
 
 def _steps(stunt: Stunt, raises: bool) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -35,6 +37,7 @@ INDEPENDENT = {
     "AdamW in a class of its own": lambda m: type("Mine", (optim.AdamW,), {"step": _own_step})(
         m.parameters(), foreach=True
     ),
+    "not put to work yet": lambda m: optimizers.ScheduleFree(m.parameters()),
     "named": lambda m: optimizers.Lamb(list(m.named_parameters())),
     "lr as a tensor": lambda m: optimizers.Counting(m.parameters(), lr=torch.tensor(0.1)),
 }
@@ -59,6 +62,7 @@ COUPLED = {
     "KeepsItsParameters": (optimizers.KeepsItsParameters, "holds parameters beside its param_groups"),
     "Wrapper": (optimizers.Wrapper, "holds a SGD of its own"),
     "NeedsParameters": (optimizers.NeedsParameters, "fails where a rank has no parameter of a group"),
+    "Averaging": (optimizers.Averaging, "its eval() changes parameters outside of its step"),
     "Raising": (optimizers.Raising, "ValueError: this one)"),
 }
 
@@ -70,6 +74,13 @@ def test_updates_that_look_at_other_parameters_are_refused_in_one_line(name):
         check_independent(kind(model().parameters()))
     line = told.value.one_line()
     assert name in line and text in line and "use --zero 0" in line and "\n" not in line
+
+
+@pytest.mark.parametrize("lr", [0.0, torch.tensor(0.0)])
+def test_a_warm_up_that_begins_at_a_learning_rate_of_nothing_hides_nothing(lr):
+    """No parameter changed, so nothing looked at another one, and ranks would have trained apart from the second step on."""
+    with pytest.raises(PlanError, match="by more than that parameter's own gradient"):
+        check_independent(optimizers.Normalized(model().parameters(), lr=lr))
 
 
 def test_a_closure_that_is_called_twice_is_found():
@@ -106,3 +117,32 @@ def test_the_script_notices_nothing(capsys):
         assert calls == ["own", "global"]
     finally:
         handle.remove()
+
+
+def test_what_the_script_does_meanwhile_goes_on(capsys, recwarn):
+    """Another thread of its own prints, and warnings that were shown once are not shown again."""
+
+    def warn():
+        warnings.warn_explicit("said once", UserWarning, "script.py", 1, registry=registry)
+
+    def prints():
+        print("a thread's own")
+
+    class Prints(optimizers.Lamb):
+        def update(self, p, gradient, state, group):
+            thread = threading.Thread(target=prints)
+            thread.start()
+            thread.join()
+            warnings.warn("the optimizer's own", stacklevel=1)
+            super().update(p, gradient, state, group)
+
+    registry = {}
+    warnings.simplefilter("default")
+    warn()
+    filters = list(warnings.filters)
+    check_independent(Prints(model().parameters()))
+    warn()
+
+    assert [str(each.message) for each in recwarn] == ["said once"]
+    assert warnings.filters == filters
+    assert set(capsys.readouterr().out.splitlines()) == {"a thread's own"}
