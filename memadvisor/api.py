@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from memadvisor import __version__
 from memadvisor.api_arguments import autocast_of, chunked_loss_of, of_kind, path_of, whole, whole_or_none
-from memadvisor.cli.measuring import measure_engines
+from memadvisor.cli.measuring import measure_engines, why_not_shared_out
 from memadvisor.compression import UNCOMPRESSED, Compression
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
@@ -84,6 +84,7 @@ class Profile:
             local_rank=identity.local_rank,
             rank_is_guess=identity.is_guess,
             measure_engines=measure_engines,
+            why_not_shared_out=why_not_shared_out,
         )
         try:
             start_manifest(

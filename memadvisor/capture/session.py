@@ -81,6 +81,7 @@ def profile_script(
     when_attached: WhenAttached | None = None,
     after: Callable[[bool], None] | None = None,
     measure_engines: Callable[[], tuple[float, ...]] | None = None,
+    why_not_shared_out: Callable[[Any], str | None] | None = None,
 ) -> None:
     """Run the script in this process and record it into `directory`.
 
@@ -98,6 +99,7 @@ def profile_script(
         "memory_limit_bytes": memory_limit_bytes,
         "max_bytes": max_bytes,
         "measure_engines": measure_engines,
+        "why_not_shared_out": why_not_shared_out,
         "sees_casts": when_attached is None,
     }
     followed = Followed(continuation, partial(_say_before_exec, recorders)) if continuation else None

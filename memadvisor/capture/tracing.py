@@ -213,6 +213,7 @@ class Tracing:
             self._writer.write_allocator(snapshot)
         self.has_trace = self._writer.write_trace(step, trace, models, optimizers)
         self._writer.measure_engines(device)
+        self._writer.try_optimizers(device, optimizers)
         account = trace.account
         if account.peak_allocated_bytes is None:
             self._note("warning", "The allocator's total is not known in this process; no peak is recorded.")

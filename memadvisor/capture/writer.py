@@ -66,7 +66,8 @@ class RecorderOptions:
     """`trace_step` is the index of the traced step: after the warm-up by default.
 
     Once `max_bytes` are written, only the steps are. `measure_engines`, the engine's, is called once after the
-    traced step, on a CPU: seconds, in the order of ProcessInfo's fields, into which they go. `sees_casts`: the script's own,
+    traced step, on a CPU: seconds, in the order of ProcessInfo's fields, into which they go. `why_not_shared_out`, the
+    engine's too, is asked of each optimizer then. `sees_casts`: the script's own,
     which tell what autocast would make of its step. Where a plan is in force nobody asks, and a trace that they inflate would
     be made again of the next step, whose samples are not those that the plan was made from.
     """
@@ -80,6 +81,7 @@ class RecorderOptions:
     memory_limit_bytes: int | None = None
     max_bytes: int = 10**9
     measure_engines: Callable[[], tuple[float, ...]] | None = None
+    why_not_shared_out: Callable[[torch.optim.Optimizer], str | None] | None = None
     sees_casts: bool = True
 
 
@@ -112,6 +114,7 @@ class RankWriter:
         self._counters: list[Counter] = []
         self._has_room = True
         self._engines_s: tuple[float, ...] | None = None
+        self._whole_optimizer: str | None = None
 
     @property
     def rank(self) -> int:
@@ -143,6 +146,16 @@ class RankWriter:
         with contextlib.suppress(Exception), hooks_aside(lambda pack: True), _disable_current_modes():
             measured = self._options.measure_engines()
             self._engines_s = measured if device.type == "cpu" else measured[:_NUM_OF_HOST]
+            self.write_process(device)
+
+    def try_optimizers(self, device: torch.device, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Whether ranks could share out what they update."""
+        ask = self._options.why_not_shared_out
+        if ask is None:
+            return
+        with contextlib.suppress(Exception), hooks_aside(lambda pack: True), _disable_current_modes():
+            self._whole_optimizer = next(filter(None, map(ask, optimizers)), None)
+        if self._whole_optimizer is not None:
             self.write_process(device)
 
     def write_note(self, level: str, text: str) -> None:
@@ -308,6 +321,7 @@ class RankWriter:
             has_replicate=None if wrapped is None else any(map(is_around_a_list, wrapped)),
             has_ddp_any_order=None if wrapped is None else any(map(has_any_order, wrapped)),
             ddp_option=next(filter(None, map(options_left_to_ddp, wrapped or ())), None),
+            whole_optimizer=self._whole_optimizer,
             has_compiled_model=has_compiled_model(),
             has_model_compiled_in_place=has_model_compiled_in_place(),
             float32_matmul=precision["matmul"],

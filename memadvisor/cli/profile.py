@@ -14,7 +14,7 @@ from memadvisor.capture.script import Target, check_target
 from memadvisor.capture.session import profile_script, rank_identity, start_manifest
 from memadvisor.cli.closing import print_closing
 from memadvisor.cli.directory import choose_directory
-from memadvisor.cli.measuring import measure_engines
+from memadvisor.cli.measuring import measure_engines, why_not_shared_out
 from memadvisor.errors import UsageError
 from memadvisor.run.launch import launch_id
 from memadvisor.run.run import DEFAULT_TRACE_STEP
@@ -86,6 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         memory_limit_bytes=arguments.memory_limit,
         max_bytes=arguments.max_run_size,
         measure_engines=measure_engines,
+        why_not_shared_out=why_not_shared_out,
     )
     return 0
 

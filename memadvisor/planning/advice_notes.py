@@ -21,8 +21,9 @@ from memadvisor.cost.transfers import TransferTimes
 from memadvisor.fused_updates import fused_updates_text
 from memadvisor.local_sgd import LocalSgd, local_sgd_loss_text
 from memadvisor.planning.algorithms import algorithms_notes
-from memadvisor.planning.compiled_models import keeps_parameters, no_unit_ran, units_that_ran
+from memadvisor.planning.compiled_models import no_unit_ran, units_that_ran
 from memadvisor.planning.extrapolation import extrapolation_notes
+from memadvisor.planning.last_stage import stage_notes
 from memadvisor.planning.plays import Plays
 from memadvisor.planning.ranked import RankedPlan
 from memadvisor.planning.several_models import model_notes
@@ -73,11 +74,7 @@ def _time_notes(run: Run, plain: CapturedStep) -> Iterator[str]:
 
 
 def _unit_notes(run: Run, plain: CapturedStep, num_ranks: int) -> Iterator[str]:
-    if num_ranks > 1 and keeps_parameters(run, plain):
-        yield (
-            "No plan is of ZeRO stage 3: of what torch.compile has made, and of units that were not seen to run by themselves, "
-            "`run` cannot free the parameters between their uses."
-        )
+    yield from stage_notes(run, plain, num_ranks)
     if no_unit_ran(plain):
         yield (
             "No unit of the model was seen to run by itself, so no plan recomputes any. Where torch.compile or torch.export makes "

@@ -21,7 +21,8 @@ from memadvisor.local_sgd import LocalSgd, check_local_sgd
 from memadvisor.plan import Plan
 from memadvisor.planning.advice_notes import chunk_notes, fused_notes, notes
 from memadvisor.planning.collecting import collecting_seldom
-from memadvisor.planning.compiled_models import check_calls_are_seen, keeps_parameters
+from memadvisor.planning.compiled_models import check_calls_are_seen
+from memadvisor.planning.last_stage import last_stage, whole_optimizer
 from memadvisor.planning.learn import Learnt, learn
 from memadvisor.planning.lossy import LossyAlternative, check_asked_bits, lossy_alternatives
 from memadvisor.planning.machine import Machine, machine_for
@@ -131,10 +132,14 @@ def advise(
     check_near_ranks(near_ranks, ranks, bool(plain.shard_groups))
     check_asked_bits(optimizer_bits, machine.transfers)
     plays = _plays(run, ranks, memory_bytes, asked, recorded.chunked_units, machine)
-    search = Search(plays, near_ranks, has_stage_3=not keeps_parameters(run, plain))
+    search = Search(plays, near_ranks, last_stage=last_stage(run, plain))
     if not search.stages:
+        why = whole_optimizer(run, plain)
         raise UsageError(
-            "No ZeRO stage can have both this precision and this compression.", hint="leave one of them out."
+            "No ZeRO stage can have both this precision and this compression."
+            if why is None
+            else f"What is asked for needs ZeRO stage 1, 2 or 3. {why}",
+            hint="leave one of them out." if why is None else "advise without it.",
         )
     found = _found(search, splits(recorded, plain, recorded_size, search.may_show))
     first = next(ranked for ranked in found if not ranked.changes_script)

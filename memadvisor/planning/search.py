@@ -47,13 +47,14 @@ _MAX_RESERVATIONS = 6  # choices of one kind whose reservation is simulated
 class Search:
     """Plans for one step, and what the ones met on the way need."""
 
-    def __init__(self, plays: Plays, near_ranks: int | None = None, *, has_stage_3: bool = True) -> None:
+    def __init__(self, plays: Plays, near_ranks: int | None = None, *, last_stage: int = 3) -> None:
         self.plays = plays
         self.near_ranks = near_ranks  # that may share second copies
         stages = range(1) if plays.asked.local_sgd is not None else plays.asked.compression.stages
         self.stages = stages[max(0, plays.asked.precision.least_stage - stages[0]) :]
-        if plays.asked.autocast is not None or not has_stage_3:  # stage 3 cannot have autocast
-            self.stages = range(self.stages.start, min(self.stages.stop, 3))
+        if plays.asked.autocast is not None:  # which stage 3 cannot have
+            last_stage = min(last_stage, 2)
+        self.stages = range(self.stages.start, min(self.stages.stop, last_stage + 1))
         self.needs: list[int] = []
         self.needs_unchanged: list[int] = []  # of those that leave the script alone
         self._bounds = SplitBounds(plays.times)

@@ -7,6 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memadvisor.analyzers.segments import captured_step
+from memadvisor.compression import Compression
 from memadvisor.cost.allocator_settings import MIB
 from memadvisor.cost.collectives import times_from_curves
 from memadvisor.errors import UsageError
@@ -203,6 +204,23 @@ def test_what_torch_compile_has_made_gets_no_plan_of_stage_3():
     assert {unit.zero_stage for one in advice.plans for unit in one.plan.units} <= {0, 1, 2}
     assert any("No plan is of ZeRO stage 3" in note for note in advice.notes)
     assert 3 in {one.plan.zero_stage for one in advise(RUN, memory_bytes=2 * 10**6).plans}
+
+
+def test_an_optimizer_that_no_rank_can_have_a_part_of_gets_no_plan_that_shares_it_out():
+    """Prodigy's plans of ZeRO were refused by `run`, which had tried it."""
+    why = "ZeRO stages 1 to 3 cannot share out Prodigy: it updates a parameter by more than its own gradient."
+    ranks = tuple(
+        dataclasses.replace(rank, process=dataclasses.replace(rank.process, whole_optimizer=why))
+        for rank in RUN.ranks
+    )
+    run = dataclasses.replace(RUN, ranks=ranks)
+    advice = advise(run, memory_bytes=2 * 10**6)
+
+    assert {unit.zero_stage for one in advice.plans for unit in one.plan.units} == {0}
+    assert advice.notes.count(f"{why.removesuffix('.')}: no plan is of these stages.") == 1
+    assert not any("of these stages" in note for note in advise(run, memory_bytes=10**9, num_ranks=1).notes)
+    with pytest.raises(UsageError, match=r"needs ZeRO stage 1, 2 or 3\. .*Prodigy"):
+        advise(run, memory_bytes=10**9, compression=Compression(gather_bits=8))
 
 
 def test_every_plan_says_where_its_peak_is_and_how_the_next_compares():

@@ -14,16 +14,19 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
+import sysconfig
 import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.optim import optimizer as torch_optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memadvisor.engines.sharding.sharded_step import is_elementwise, parameters_of
 from memadvisor.engines.updates.stunt import NotCopyable, Stunt, stunt_of
 from memadvisor.errors import PlanError
 
@@ -70,6 +73,33 @@ def check_independent(optimizer: torch.optim.Optimizer) -> bool:
             hint=hint,
         ) from None
     return calls_once
+
+
+def why_not_shared_out(optimizer: torch.optim.Optimizer) -> str | None:
+    """What check_independent would say, for whoever only looks on; None where nothing is said against it, or it is not tried.
+
+    It runs a copy's step, so classes of the script's own are left alone: what their code does elsewhere (a count, a file) would
+    show. Those of installed packages do nothing of the kind that is known.
+    """
+    plain = all(type(each) in (torch.Tensor, torch.nn.Parameter) for each in parameters_of(optimizer))
+    if is_elementwise(optimizer) or not plain or not _is_installed(type(optimizer)):
+        return None
+    try:
+        check_independent(optimizer)
+    except PlanError as error:
+        return str(error.args[0])
+    return None
+
+
+def _is_installed(kind: type) -> bool:
+    """Whether all code that the class inherits lies where packages are installed."""
+    places = [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")]
+    files = [getattr(sys.modules.get(base.__module__), "__file__", None) for base in kind.__mro__[:-1]]
+    torchs = Path(torch.__file__).resolve().parent
+    return all(
+        file is not None and any(Path(file).resolve().is_relative_to(place) for place in (*places, torchs))
+        for file in files
+    )
 
 
 def _compare(stunt: Stunt) -> bool:

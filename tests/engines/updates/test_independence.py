@@ -12,7 +12,7 @@ import torch
 from torch import nn, optim
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from memadvisor.engines.updates.independence import check_independent
+from memadvisor.engines.updates.independence import check_independent, why_not_shared_out
 from memadvisor.errors import PlanError
 from tests.engines import optimizers
 
@@ -146,3 +146,24 @@ def test_what_the_script_does_meanwhile_goes_on(capsys, recwarn):
     assert [str(each.message) for each in recwarn] == ["said once"]
     assert warnings.filters == filters
     assert set(capsys.readouterr().out.splitlines()) == {"a thread's own"}
+
+
+def test_an_onlooker_is_told_in_a_sentence_why_an_optimizer_is_not_shared_out():
+    assert why_not_shared_out(optim.AdamW(model().parameters())) is None
+    assert why_not_shared_out(optim.Adafactor(model().parameters())) is None
+    said = why_not_shared_out(optim.LBFGS(model().parameters()))
+    assert said == "LBFGS searches along one line for all parameters, which ZeRO shares out."
+
+
+def test_an_onlooker_runs_no_code_of_the_scripts_own():
+    calls = []
+
+    class Counts(optimizers.Prodigal):
+        def step(self, closure=None):
+            calls.append(self)
+            return super().step(closure)
+
+    assert why_not_shared_out(Counts(model().parameters())) is None and not calls
+    with pytest.raises(PlanError):
+        check_independent(Counts(model().parameters()))
+    assert calls

@@ -1,0 +1,35 @@
+"""Up to which ZeRO stage `run` applies plans to the script, and why to none beyond."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memadvisor.cost.step import CapturedStep
+from memadvisor.planning.compiled_models import keeps_parameters
+from memadvisor.run.run import Run
+
+
+def last_stage(run: Run, step: CapturedStep) -> int:
+    """The script's own FSDP2 shards what it shards, with any optimizer."""
+    if whole_optimizer(run, step) is not None:
+        return 0
+    return 2 if keeps_parameters(run, step) else 3
+
+
+def whole_optimizer(run: Run, step: CapturedStep) -> str | None:
+    """Why its updates are not shared out, a sentence of the engine's; None where they may be, or nothing is known."""
+    return None if step.shard_groups else run.rank(step.rank).process.whole_optimizer
+
+
+def stage_notes(run: Run, step: CapturedStep, num_ranks: int) -> Iterator[str]:
+    """Which stages no plan has."""
+    if num_ranks == 1:
+        return
+    why = whole_optimizer(run, step)
+    if why is not None:
+        yield f"{why.removesuffix('.')}: no plan is of these stages."
+    elif keeps_parameters(run, step):
+        yield (
+            "No plan is of ZeRO stage 3: of what torch.compile has made, and of units that were not seen to run by themselves, "
+            "`run` cannot free the parameters between their uses."
+        )
