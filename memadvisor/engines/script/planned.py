@@ -11,6 +11,7 @@ from __future__ import annotations
 import weakref
 
 import torch
+import torch.distributed as dist
 
 from memadvisor.engines.script.live import LiveModel, model_fingerprint, read_model
 from memadvisor.engines.script.new_optimizers import NewOptimizers
@@ -34,7 +35,8 @@ class NotPlannedError(PlanError):
 
 def unmet(plan: Plan) -> PlanError:
     """What is wrong where an optimizer steps and no model follows the plan."""
-    if plan.num_ranks == 1:
+    # Without a process group the script knows of no ranks, and a call of its model would have begun one (single_process.py).
+    if plan.num_ranks == 1 or not (dist.is_available() and dist.is_initialized()):
         return PlanError(
             "The optimizer stepped before the plan's model was called with gradients: the script trains another model "
             "first, calls this one inside an autograd function of its own alone (as adjoint methods do), calls the model's "

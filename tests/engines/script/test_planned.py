@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from memadvisor.engines.script.live import model_fingerprint
-from memadvisor.engines.script.planned import PlannedModels
+from memadvisor.engines.script.planned import PlannedModels, unmet
 from memadvisor.errors import PlanError
 from memadvisor.plan import Plan, PlannedModel
 from tests.engines.trainings import applied, make_plan
@@ -56,3 +56,12 @@ def test_parts_of_a_model_that_was_met_are_no_models_though_another_is_still_due
     assert not planned.may_be_due(critic[0])
     planned.refuse_strangers(torch.optim.SGD(critic.parameters(), lr=0.1))
     assert planned.may_be_due(maker)
+
+
+def test_a_script_without_ranks_whose_model_nobody_sees_called_is_told_of_that():
+    """Of a model that is compiled in place it was said that its parallelism is its own, and that DistributedDataParallel is
+    missing, which such a script needs as little as any other (single_process.py)."""
+    for num_ranks in (1, 2):
+        said = unmet(make_plan(num_ranks, 1 if num_ranks > 1 else 0)).one_line()
+        assert "compiles the whole model in place (model.compile())" in said
+        assert "DistributedDataParallel" not in said
