@@ -8,6 +8,7 @@ from memadvisor.analyzers.checkpointing import predicted_checkpoints
 from memadvisor.analyzers.derivatives import differentiated_backwards, units_differentiated
 from memadvisor.analyzers.larger_steps import larger_steps
 from memadvisor.analyzers.left_alone import modules_transformed
+from memadvisor.analyzers.model_states import model_states
 from memadvisor.analyzers.own_checkpoints import own_checkpoints
 from memadvisor.analyzers.step_time import step_time
 from memadvisor.autocast import autocast_loss_text
@@ -50,6 +51,7 @@ def notes(run: Run, plays: Plays, plain: CapturedStep, found: list[RankedPlan]) 
     yield from _checkpoint_notes(run, plain, plays.budget_bytes)
     yield from _run_notes(run, plays.num_ranks, plays.times)
     yield from _start_notes(plain, plays, found)
+    yield from _outside_notes(run, plain, plays.num_ranks)
     yield from extrapolation_notes(found, plain, plays.times)
     yield from _transfer_notes(found, plays.transfers)
     yield from _tier_notes(plain, plays)
@@ -161,6 +163,14 @@ def _start_notes(plain: CapturedStep, plays: Plays, found: list[RankedPlan]) -> 
             f"What fits is said of steps. Until the script wraps its model, or first calls it, each rank has all "
             f"{format_bytes(whole_bytes)} of its parameters, over the budget."
         )
+
+
+def _outside_notes(run: Run, plain: CapturedStep, num_ranks: int) -> Iterator[str]:
+    """Memory that the process has and no peak: as weights that transformers maps from a file. The engine of several ranks has
+    parameters in buffers of its own, which are the allocator's."""
+    states = model_states(run.rank(plain.rank), run.plan) if num_ranks == 1 else None
+    if states is not None and states.outside_text is not None:
+        yield f"{states.outside_text} No budget and no plan's peak has them, either."
 
 
 def _coding_notes(optimizer_bits: int | None, transfers: TransferTimes | None) -> Iterator[str]:

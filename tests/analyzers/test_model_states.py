@@ -7,6 +7,7 @@ import memadvisor
 from memadvisor.analyzers.model_states import model_states
 from memadvisor.capture.census import stranger_note
 from memadvisor.plan import Plan, UnitPlan
+from memadvisor.planning.advise import advise
 from memadvisor.policies import resolve_units
 from memadvisor.run.parallel_records import ShardGroup
 from memadvisor.run.records import OptimizerState, Parameter
@@ -51,6 +52,8 @@ def test_parameters_mapped_from_a_file_are_said_to_be_in_no_peak(tmp_path):
         states.outside_text is not None
         and "16.2 KiB of parameters are not the allocator's" in states.outside_text
     )
+    advice = advise(prof.run, memory_bytes=10**9)
+    assert f"{states.outside_text} No budget and no plan's peak has them, either." in advice.notes
 
 
 def test_a_reference_model_that_is_left_trainable_says_why_it_has_no_gradients(tmp_path):
