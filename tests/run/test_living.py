@@ -1,5 +1,7 @@
 """Who is alive, in a process that holds whatever a script holds."""
 
+from abc import ABC
+
 from memadvisor.run.living import living
 
 
@@ -33,3 +35,18 @@ def test_instances_of_a_kind_and_its_subclasses_are_found():
 def test_objects_are_not_asked_what_they_are():
     proxy = Proxy()
     assert [each for each in living(Proxy) if each is proxy] == [proxy]
+
+
+class Abstract(ABC):  # noqa: B024
+    pass
+
+
+class OfAbstract(Abstract):
+    pass
+
+
+def test_an_abstract_kind_is_not_asked_about_types_that_cannot_be_hashed():
+    """As torch's DistributedDataParallel is one, which is looked for in every run of several ranks."""
+    held, strange = OfAbstract(), Strange()
+    assert living(Abstract) == [held]
+    assert living(Base) == [strange]
