@@ -12,6 +12,9 @@ from memadvisor.run.records import Span
 from memadvisor.units import format_seconds
 
 PHASES = ("forward", "backward", "optimizer")
+_EVALUATION = (
+    "evaluation"  # a model call without gradients: part of what is outside all phases, and colored so
+)
 
 
 def time_axis(view: RankView, factor: float, unit: str) -> dict[str, Any]:
@@ -50,12 +53,12 @@ def phase_bands(view: RankView, factor: float) -> list[dict[str, Any]]:
 def step_lanes(view: RankView, factor: float, axis: str) -> list[dict[str, Any]]:
     """Two rows on the axis `axis`: phases (at 1), and the units inside them (at 0)."""
     spans = view.spans()
-    phases = [span for span in spans if span.kind in PHASES]
+    phases = [span for span in spans if span.kind in (*PHASES, _EVALUATION)]
     units = [span for span in spans if span.kind.startswith("unit_")]
     units = sorted(units, key=lambda s: s.start_s - s.end_s)[: 2 * view.detail]
     units.sort(key=lambda s: (s.start_s, -s.end_s))
     return [
-        _lane(phases, 1.0, view.step.start_s, factor, axis, texts=[PHASE_NAMES[s.kind] for s in phases]),
+        _lane(phases, 1.0, view.step.start_s, factor, axis, texts=[_name(s.kind) for s in phases]),
         _lane(
             units,
             0.0,
@@ -65,6 +68,10 @@ def step_lanes(view: RankView, factor: float, axis: str) -> list[dict[str, Any]]
             texts=[shortened(unit_name(span.unit), 18) for span in units],
         ),
     ]
+
+
+def _name(phase: str) -> str:
+    return PHASE_NAMES.get(phase, phase)
 
 
 def lane_axis(domain: Sequence[float]) -> dict[str, Any]:
@@ -84,7 +91,7 @@ def _lane(
 ) -> dict[str, Any]:
     phases = [span.kind.removeprefix("unit_") for span in spans]
     hovers = [
-        f"{PHASE_NAMES[phase]}{f' of {unit_name(span.unit)}' if span.kind.startswith('unit_') else ''}, "
+        f"{_name(phase)}{f' of {unit_name(span.unit)}' if span.kind.startswith('unit_') else ''}, "
         f"micro-batch {span.micro_batch}: {format_seconds(span.end_s - span.start_s)}"
         for span, phase in zip(spans, phases, strict=True)
     ]
@@ -93,7 +100,7 @@ def _lane(
         rows=[row] * len(spans),
         heights=[0.82] * len(spans),
         factor=factor,
-        colors=[color_of(phase) for phase in phases],
+        colors=[color_of("outside" if phase == _EVALUATION else phase) for phase in phases],
         texts=texts,
         hovers=hovers,
         more={"yaxis": axis, "showlegend": False, "insidetextfont": {"size": 11}},

@@ -14,7 +14,7 @@ from memadvisor.report.downsample import merged
 from memadvisor.report.escape import html_text
 from memadvisor.report.lanes import bars, phase_bands, time_axis
 from memadvisor.report.view import RankView
-from memadvisor.report.words import seconds_scale, unit_name
+from memadvisor.report.words import seconds_scale
 from memadvisor.run.records import Collective
 from memadvisor.units import counted, format_bytes, format_seconds
 
@@ -255,7 +255,7 @@ def _share_table(view: RankView, kind: str, title: str, found: Sequence[TrafficS
         (kind, "bytes", "calls", "time", "exposed", "waiting", "transfer"),
         (
             (
-                unit_name(row.name) if kind == "unit" else row.name,
+                row.name or ("outside any unit" if kind == "unit" else "unnamed"),
                 format_bytes(row.bytes),
                 str(row.num_calls),
                 format_seconds(row.time_s),
