@@ -22,6 +22,10 @@ _BLOCK_RANGE_BYTES = 8
 # torch hands an operator on fewer than 2**15 elements of a CPU to one thread. Operators this short lose more by waiting
 # for other threads than they gain, and on a busy machine a hundred times as much.
 _CPU_STRETCH_ELEMENTS = 2**15 - BLOCK_ELEMENTS
+# Numbers that a CPU's operators are given are tensors there: an addition to whole ones has its number as it was given,
+# twice, and cast; a shift of codes has it as it was given and as one of them.
+_CPU_ADDED_BYTES = 20
+_CPU_SHIFTED_BYTES = 9
 
 
 def rounded_bytes(num_elements: int, bits: int) -> int:
@@ -33,13 +37,18 @@ def rounded_bytes(num_elements: int, bits: int) -> int:
 def rounding_scratch_bytes(num_elements: int, device: str) -> int:
     """What is beside a tensor and its codes while it is rounded: for each element of a stretch a float32 of itself, one
     of noise, two random bytes, and its code; for each block of it the inverse of its step."""
-    return 11 * stretch_elements(num_elements, device) + 4 * -(-num_elements // BLOCK_ELEMENTS)
+    numbers_bytes = _CPU_ADDED_BYTES if device == "cpu" else 0
+    return (
+        11 * stretch_elements(num_elements, device) + 4 * -(-num_elements // BLOCK_ELEMENTS) + numbers_bytes
+    )
 
 
 def restoring_scratch_bytes(num_elements: int, bits: int, dtype: str, device: str) -> int:
     """What is beside a tensor and its codes while it is brought back."""
     size = stretch_elements(num_elements, device)
     codes_bytes = size * bits // 8 if bits < 8 else 0
+    if bits < 8 and device == "cpu":
+        codes_bytes += _CPU_SHIFTED_BYTES
     return codes_bytes + 4 * (BLOCK_ELEMENTS if dtype == "float32" else size)
 
 

@@ -158,12 +158,23 @@ def test_what_each_call_saves_waits_on_disk_until_that_calls_backward(kind, num_
     assert measured == predicted
 
 
-@pytest.mark.parametrize(("kind", "chosen"), [(Siamese, (0, 2)), (Shared, (0, 1, 2, 3)), (Depth, (0,))])
-def test_what_each_call_saves_is_in_codes_until_that_calls_backward(kind, chosen):
-    plan = {"recompute": False, "activation_bits": 8}
-    predicted, measured, _ = predicted_and_measured(kind, 1, chosen, False, **plan)
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "chosen", "bits"),
+    [
+        (Gpt, (0, 1, 2, 3, "head"), 8),
+        (Siamese, (0, 2), 8),
+        (Shared, (0, 1, 2, 3), 2),
+        (Depth, (0,), 8),
+        (Depth, (0,), 4),
+        (ConvLstm, ("cells.0", "cells.1"), 4),
+    ],
+)
+def test_what_each_call_saves_is_in_codes_until_that_calls_backward(kind, chosen, bits, bf16):
+    plan = {"recompute": False, "activation_bits": bits}
+    predicted, measured, _ = predicted_and_measured(kind, 1, chosen, bf16, **plan)
 
-    assert measured == pytest.approx(predicted, abs=64)
+    assert measured == predicted
 
 
 @given(st.floats(1e7, 1e10), st.floats(1e7, 1e10))

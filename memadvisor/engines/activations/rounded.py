@@ -75,10 +75,11 @@ def rounded(values: torch.Tensor, bits: int, noise: Noise, *, is_relu: bool = Fa
     whole = torch.empty(size, dtype=torch.uint8, device=values.device)
     for place, blocks in _stretches(values):
         room, chances = (row[: blocks.numel()].view_as(blocks) for row in scratch)
-        if is_relu:
-            torch.mul(blocks, inverse[place, None], out=room)
-        else:
-            torch.sub(blocks, lowest[place, None], out=room).mul_(inverse[place, None])
+        # Of two dtypes, a CPU's operators make a copy in float32 first, which would be beside all of this.
+        room.copy_(blocks)
+        if not is_relu:
+            room.sub_(lowest[place, None])
+        room.mul_(inverse[place, None])
         noise.fill(chances.view(-1))
         room.add_(chances).clamp_(0, largest - is_relu)
         found = whole[: blocks.numel()].view_as(blocks)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memadvisor.activation_bits import BITS, rounded_bytes, rounding_scratch_bytes
+from memadvisor.activation_bits import BITS, restoring_scratch_bytes, rounded_bytes, rounding_scratch_bytes
 from memadvisor.compression import BLOCK_ELEMENTS
 from memadvisor.engines.activations.rounded import Noise, packed_mask, restore, rounded
 from memadvisor.engines.activations.rounding_cost import measure_rounding
@@ -139,10 +139,24 @@ def test_what_rounding_costs_is_measured_without_a_trace_in_the_training():
     assert torch.equal(torch.get_rng_state(), before) and torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("count", [2**15, 2**16 + 3])
-def test_rounding_allocates_what_the_formula_says(count, bits):
-    """Without what each block has, peaks were predicted up to 0.03 % too low."""
-    values, noise = torch.randn(count), Noise(CPU, 0)
+@pytest.mark.parametrize("is_relu", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize(("count", "bits"), [(2**15, 8), (2**16 + 3, 8), (2**16 + 3, 4), (2**16 + 3, 2)])
+def test_rounding_allocates_what_the_formula_says(count, bits, dtype, is_relu):
+    """Without what each block has, peaks were predicted up to 0.03 % too low; in bfloat16 a CPU's operators on two dtypes
+    made a copy of each stretch in float32, and they were up to 2.4 % too low."""
+    values, noise = torch.randn(count).to(dtype), Noise(CPU, 0)
+    values = values.relu() if is_relu else values
     told_bytes = rounded_bytes(count, bits) + rounding_scratch_bytes(count, "cpu")
-    assert 0 <= highest_bytes(lambda: rounded(values, bits, noise)) - told_bytes <= 16
+    found_bytes = highest_bytes(lambda: rounded(values, bits, noise, is_relu=is_relu))
+    # Some of what is told is there under a dispatch mode alone, as a traced step has one.
+    assert told_bytes - 20 <= found_bytes <= told_bytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("count", "bits"), [(2**16 + 256, 8), (2**16 + 3, 4), (2**16 + 3, 2)])
+def test_bringing_back_allocates_what_the_formula_says(count, bits, dtype):
+    values = torch.randn(count).to(dtype)
+    packed = rounded(values, bits, Noise(CPU, 0))
+    told_bytes = restoring_scratch_bytes(count, bits, str(dtype).removeprefix("torch."), "cpu")
+    assert 0 <= told_bytes - highest_bytes(lambda: restore(packed, values, bits)) <= 4 * BLOCK_ELEMENTS
