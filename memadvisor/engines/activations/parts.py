@@ -32,7 +32,7 @@ from memadvisor.engines.activations.second_run import (
     as_packed,
     check_versions,
     each_once,
-    is_for_derivative,
+    is_walked_again,
     kept_of,
     until_enough,
     value_of,
@@ -225,7 +225,7 @@ class _Part:
                     args, kwargs = call.given.with_tensor(output)
                 with call.conditions.again(), call.around(), parameters_apart(call.sharded):
                     output = call.forward(*args, **kwargs)
-        if not is_for_derivative():
+        if not is_walked_again():
             self._leaves, self._versions, self._has_run = [], [], True
 
 

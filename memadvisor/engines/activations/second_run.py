@@ -67,8 +67,9 @@ class Places:
         return len(self._references)
 
     def filling(self, is_last: bool) -> Filling:
-        """With `is_last` nothing after the last place is needed. What a derivative does not ask for goes with its end."""
-        if is_for_derivative():
+        """With `is_last` nothing after the last place is needed. What a walk of a graph that is kept does not ask for goes
+        with its end."""
+        if is_walked_again():
             torch.autograd.Variable._execution_engine.queue_callback(self._empty)
         return Filling(self._references, is_last)
 
@@ -152,15 +153,17 @@ def value_of(place: Place, unit: str, *, stays: bool = False) -> torch.Tensor:
             f"the forward of {unit!r} saved other tensors when it was run again; "
             "it cannot be recomputed (memadvisor run --policy none)"
         )
-    if is_for_derivative() and not stays:
+    if is_walked_again() and not stays:
         place.value = None
     return value
 
 
-def is_for_derivative() -> bool:
-    """Within a backward whose own graph is kept (create_graph=True): another one will ask for the same, and until then
-    nothing is held for it."""
-    return torch.is_grad_enabled() and torch._C._current_graph_task_id() >= 0
+def is_walked_again() -> bool:
+    """Within a backward whose graph is kept (retain_graph=True), or has one of its own (create_graph=True): another one may
+    ask for the same, and until then nothing is held for it."""
+    autograd: Any = torch._C._autograd
+    is_in_backward = torch._C._current_graph_task_id() >= 0
+    return is_in_backward and (torch.is_grad_enabled() or bool(autograd._get_current_graph_task_keep_graph()))
 
 
 class Conditions:
@@ -329,7 +332,7 @@ class _Alone:
         # Innermost: what is cut short holds its local variables until it is caught, and they are of the run.
         with self._conditions.again(), self._around(), hooks, given, parts, until_enough(filling):
             self._forward(*args, **kwargs)
-        if not is_for_derivative():
+        if not is_walked_again():
             self._leaves, self._has_run = [], True
 
 

@@ -31,7 +31,7 @@ from memadvisor.engines.activations.second_run import (
     as_packed,
     check_versions,
     each_once,
-    is_for_derivative,
+    is_walked_again,
     kept_of,
     until_enough,
     value_of,
@@ -238,12 +238,12 @@ class Pass:
                 numbered = ((_Made(call, number), value) for number, value in enumerate(returned))
                 made |= {leaf: value for leaf, value in numbered if leaf in last_user}
                 del returned, numbered
-        if not is_for_derivative():
+        if not is_walked_again():
             self._have_run.add(stretch)
 
     def _is_last_run_of(self, unit: str) -> bool:
-        """Not for a derivative, nor where a loss of an inner stretch alone has its backward before the others."""
-        return not is_for_derivative() and self._have_run.issuperset(self.stretches.around(unit)[:-1])
+        """Not of a graph that is kept, nor where a loss of an inner stretch alone has its backward before the others."""
+        return not is_walked_again() and self._have_run.issuperset(self.stretches.around(unit)[:-1])
 
     def _items(self, stretch: Stretch) -> list[Stretch]:
         return [item for item in self.stretches.body(stretch) if self._of(item)]

@@ -281,8 +281,8 @@ def test_a_graph_can_be_walked_twice():
         assert all(torch.equal(p.grad, 2 * g) for p, g in zip(model.parameters(), once, strict=True))
 
 
-def test_a_graph_that_has_run_again_can_still_be_walked_for_a_derivative():
-    """What its second run was called with is gone by then: what that made serves all walks."""
+def test_a_kept_graph_that_has_run_again_can_still_be_walked_for_a_derivative():
+    """Each walk has a second run of its own."""
     found = []
     for policy in ("none", "every-layer"):
         torch.manual_seed(3)
