@@ -24,7 +24,8 @@
 
 - With `plan.update_by_unit` the updates in the optimizer step, which are one step of all units otherwise, are done one
   after another, and with `plan.overlap` what stages 1 and 2 have updated begins to be gathered behind its own update, under
-  the others'. So do those units of stage 3 that the next forward begins with, as many as are gathered ahead in it.
+  the others'. So do those units of stage 3 that the next forward begins with, up to the first block, or as many blocks as
+  are gathered ahead in it: embeddings take no time under which a block could come in.
 - Units whose optimizer state lies elsewhere, or is in codes, are updated one after another: write_transfers.py.
 - A unit with a `parameter_tier`, on one rank, is one of stage 3 whose gathers are reads from that tier and whose
   reduction is a write to it. Its update takes parameters and gradient along with its state, so it too is one of
@@ -44,7 +45,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from memadvisor.merged_reductions import merged_units
 from memadvisor.plan import Plan, UnitPlan
-from memadvisor.policies import resolve_units
+from memadvisor.policies import blocks_of, resolve_units
 from memadvisor.run.records import Unit
 from memadvisor.schedule import Lane, Point, Ranks, Schedule, ScheduleBuilder
 from memadvisor.write_fsdp2 import schedule_of_groups
@@ -199,4 +200,12 @@ def _gathered_before_the_forward(
         return frozenset()
     whole = {unit.name for unit in units if unit.trainable_bytes == unit.parameter_bytes}
     away = {u.name for u in chosen if u.optimizer_tier != "device" or u.optimizer_bits is not None}
-    return frozenset(name for order in orders for name in order[: plan.gather_depth]) & whole - away
+    blocks = set(blocks_of(units))
+    first = (name for order in orders for name in _up_to_blocks(order, plan.gather_depth, blocks))
+    return frozenset(first) & whole - away
+
+
+def _up_to_blocks(order: Sequence[str], count: int, blocks: Collection[str]) -> Sequence[str]:
+    """The first ones, with so many blocks among them; where there is no block, so many."""
+    places = [place for place, name in enumerate(order) if name in blocks] or list(range(len(order)))
+    return order[: places[min(count, len(places)) - 1] + 1] if count and places else ()

@@ -83,7 +83,8 @@ def test_what_is_updated_by_itself_begins_to_travel_under_the_updates_of_others(
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_what_a_forward_of_stage_3_begins_with_travels_under_the_updates_of_others(depth):
-    """As many units as are gathered ahead in it: where none is, nothing is there between steps but shards."""
+    """As many blocks as are gathered ahead in it, and what comes before them: where none is, nothing is there between steps but
+    shards."""
     by_unit = dataclasses.replace(by_hand(3, overlap=True), update_by_unit=True, gather_depth=depth)
     names = [unit.name for unit in gpt_units()]
 
@@ -96,15 +97,18 @@ def test_what_a_forward_of_stage_3_begins_with_travels_under_the_updates_of_othe
         assert all(updated == unit for updated, unit in behind)
         return [unit for _, unit in behind]
 
-    assert gathered(by_unit) == names[:depth]
+    first = names[: depth + 1] if depth else []  # the embedding too
+    assert gathered(by_unit) == first
     assert gathered(dataclasses.replace(by_unit, overlap=False)) == []
     assert gathered(dataclasses.replace(by_unit, update_by_unit=False)) == []
     away = tuple(UnitPlan(name=name, zero_stage=3, recompute=False) for name in names)
     away = (dataclasses.replace(away[0], optimizer_tier="disk"), *away[1:])
-    assert gathered(dataclasses.replace(by_unit, units=away)) == names[1:depth]
-    [first, *rest] = gpt_units()
-    partly_frozen = dataclasses.replace(first, trainable_bytes=first.trainable_bytes // 2)
-    assert gathered(by_unit, [partly_frozen, *rest]) == names[1:depth]
+    assert gathered(dataclasses.replace(by_unit, units=away)) == first[1:]
+    [tokens, *rest] = gpt_units()
+    partly_frozen = dataclasses.replace(tokens, trainable_bytes=tokens.trainable_bytes // 2)
+    assert gathered(by_unit, [partly_frozen, *rest]) == first[1:]
+    layers = [dataclasses.replace(unit, is_block=False) for unit in gpt_units()]
+    assert gathered(by_unit, layers) == names[:depth]
 
 
 def test_stage_3_keeps_tied_weights_from_the_forward_to_the_end_of_the_backward():

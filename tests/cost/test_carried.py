@@ -75,7 +75,9 @@ def test_what_a_forward_of_stage_3_begins_with_is_there_from_its_update_on(expon
     assert by_unit.step_time_s <= usual.step_time_s + apart_s + 1e-9
     assert by_unit.sent_bytes == usual.sent_bytes
     assert sum(by_unit.components_s.values()) == pytest.approx(by_unit.step_time_s)
-    first_bytes = sum(step.states[unit.name].parameter_bytes for unit in step.units[:depth])
+    plan = Plan(num_ranks=2, zero_stage=3, overlap=True, update_by_unit=True, gather_depth=depth)
+    first = write_schedule(plan, step.units).gathered_behind_updates
+    first_bytes = sum(step.states[name].parameter_bytes for name in first)
     [before, *_], [(place, _), *_] = held(usual), (both := held(by_unit))
     assert place == before[0] and both[0][1] - before[1] == first_bytes
     ends = [moments[-1] for moments in (held(usual), both)]
