@@ -112,6 +112,13 @@ AT_MOST = {
     "torchao_optim": (0.1, 0.05),
     "mlperf": (0.14, None),
     "mlperf_racks": (0.13, None),
+    "megatron_core_tests": (0.27, 0.05),
+    "twist_hopper": (0.08, None),
+    "lumi_mi250x": (0.36, None),
+    "megatron_gh200": (0.12, None),
+    "megatron_memory_gh200": (None, 0.07),
+    "atorch_llama2_a100": (0.11, 0.42),
+    "te_gpt2xl_hopper": (0.11, None),
 }
 
 
