@@ -33,8 +33,9 @@ from memadvisor.hardware.cluster import Cluster
 from memadvisor.hardware.cluster_file import load_cluster
 from memadvisor.hardware.clusters import parse_cluster
 from memadvisor.layout import Layout, TrainingStep
+from memadvisor.layout_table.attention import with_attention
 from memadvisor.layout_table.read import LayoutCase
-from memadvisor.layout_table.training_code import is_reference, with_attention
+from memadvisor.layout_table.training_code import is_reference
 from memadvisor.planning.largest import QUANTITIES, LargestQuestion, largest_fits
 from memadvisor.planning.layout_reasons import explain
 from memadvisor.planning.layout_space import USUAL_MAX_P_OOM, USUAL_SCHEDULES, LayoutQuestion

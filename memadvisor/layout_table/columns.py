@@ -144,7 +144,7 @@ COLUMNS: tuple[Column, ...] = MODEL + MACHINE + SPREAD + CODE
 
 
 def plain(name: str) -> str:
-    """A header without case, blanks and punctuation: `Hidden Size` and `hidden_size` are one."""
+    """A header, or a word, without case, blanks and punctuation: `Hidden Size` and `hidden_size` are one."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 

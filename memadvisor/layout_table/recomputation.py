@@ -6,7 +6,7 @@ import re
 
 from memadvisor.errors import UsageError
 from memadvisor.layout_table.cells import NO, YES, Cells
-from memadvisor.layout_table.training_code import plain_word
+from memadvisor.layout_table.columns import plain as plain_word
 
 # Everything of each layer runs again.
 _ALL = re.compile(

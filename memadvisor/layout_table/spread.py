@@ -11,9 +11,10 @@ from memadvisor.hardware.cluster import Cluster
 from memadvisor.layout import Layout, TrainingStep
 from memadvisor.layout_table.adapters import recomputes_unasked
 from memadvisor.layout_table.cells import NO, YES, Cells
+from memadvisor.layout_table.columns import plain as plain_word
 from memadvisor.layout_table.degrees import Degrees
 from memadvisor.layout_table.recomputation import recomputation
-from memadvisor.layout_table.training_code import plain_word, software_of, stage_in, strategy_stage
+from memadvisor.layout_table.training_code import software_of, stage_in, strategy_stage
 from memadvisor.schedule_names import SCHEDULES, V_SHAPED, schedule_name
 from memadvisor.software import find_preset
 from memadvisor.software_traits import Preset

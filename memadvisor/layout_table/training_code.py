@@ -10,7 +10,9 @@ from memadvisor.architectures.vision_transformers import image_tokens
 from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.layout_table.adapters import adapters_of
-from memadvisor.layout_table.cells import NO, YES, Cells
+from memadvisor.layout_table.attention import kernel_of, with_attention
+from memadvisor.layout_table.cells import Cells
+from memadvisor.layout_table.columns import plain as plain_word
 from memadvisor.layout_table.compiled_words import compiled_parts, is_compiled
 from memadvisor.software import (
     DEEPSPEED,
@@ -66,11 +68,6 @@ _LONGEST_OLD = 8192
 _WITHOUT_FLASH = ("V100", "A100")
 _OLDER = (DDP, HUGGING_FACE, DEEPSPEED)  # trainers of before FlashAttention
 _LATER = re.compile(r"mpt\d|falcon|nemotron|starcoder|phi\d|stablelm|olmo")  # of 2023 and later
-# What heads there are, which tokens they see, how ranks or memory split them.
-_NO_KERNEL = re.compile(
-    r"((mh|mq|gq|ml|sw|ds|ns)a|(multi|grouped)(head|query|latent)?|self|causal|full|local|global|dense|sliding(window)?|"
-    r"bidirectional|ring|ulysses|thd|bshd|sbhd)(self)?(attention|attn)?$"
-)
 _DTYPE_BYTES = {"bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "16": 2, "fp32": 4, "float32": 4, "32": 4}
 # Gradients are summed in the buffer that is reduced, whose dtype grad_reduce_in_fp32 says (megatron/core/distributed/
 # distributed_data_parallel.py).
@@ -84,7 +81,7 @@ def software_of(cells: Cells, architecture: Architecture, accelerator: Hardware)
     preset = _preset(cells, architecture, accelerator.name)
     software = preset.software
     mode, precision = cells.text("mp_mode"), cells.text("precision")
-    attention = _kernel(cells)
+    attention = kernel_of(cells)
     is_fp16 = re.search("fp16|float16|half", (precision or "").lower()) is not None  # as before bf16's time
     if preset in (MEGATRON_DEEPSPEED, GPT_NEOX) and not (
         _is_old(cells, architecture, accelerator.name) or is_fp16
@@ -328,58 +325,6 @@ def _composer(software: Software, mode: str) -> Software:
     return dataclasses.replace(software, reduce_bytes=2 if word == "PURE" else 4)
 
 
-# FlashAttention 3 on Hopper is 1.5 to 2.0 times as fast forward as its second generation, and 1.5 to 1.75 backward
-# (arXiv:2407.08608); the fourth reaches 71 % of a B200's rate where the third reaches 75 % of an H100's (arXiv:2603.05451).
-_GENERATIONS = {"3": (1.75, 0.65), "4": (1.7, 0.65)}
-
-
-def _kernel(cells: Cells) -> str | None:
-    """What the column of attention says of its kernel; None where it says what attends to what."""
-    text = cells.text("attention")
-    if text is None or not _NO_KERNEL.match(plain_word(text)):
-        return text
-    cells.note(f"attention {text!r} says no kernel: the trainer's own is taken")
-    return None
-
-
-def with_attention(software: Software, text: str) -> Software:
-    """The same code with attention of that name. Raises UsageError for a word that does not say."""
-    word = plain_word(text)
-    is_flash = re.match(r"flash|fa\d", word) is not None
-    software = dataclasses.replace(
-        software,
-        fused_attention=is_fused(text),
-        masks_windows=software.masks_windows and not is_flash,
-    )
-    generation = re.match(r"(?:flash(?:attention|attn)?|fa)v?([234])", word)
-    if generation is None:
-        return software
-    if (
-        generation[1] == "2"
-    ):  # its instructions are Ampere's (flash-attention, csrc/flash_attn, beside a directory of its own for Hopper)
-        return dataclasses.replace(software, attention_as_on_hopper=True)
-    speed, backward_share = _GENERATIONS[generation[1]]
-    return dataclasses.replace(software, attention_speed=speed, attention_backward_share=backward_share)
-
-
-def is_fused(text: str) -> bool:
-    """Whether scores stay out of memory. Raises UsageError for a word that does not say."""
-    word = plain_word(text)
-    if "softmax" in word or word.startswith(
-        "megatron"
-    ):  # kernels of the softmax alone, whose scores are in memory
-        return False
-    if re.match(
-        r"flash|fused|sdpa|triton|xformers|cudnn|mem.*eff|fa\d*$|v\d$|te$|transformerengine|flex", word
-    ):
-        return True
-    if re.match(r"unfused|eager|math|torch|naive|standard|vanilla|no|core|wo|without", word):
-        return False
-    if text.lower() in YES or text.lower() in NO:
-        return text.lower() in YES
-    raise UsageError(f"attention is {text!r}; it is flash or unfused.")
-
-
 def is_reference(text: str) -> bool:
     """Whether the model is Hugging Face's class. Raises UsageError for a word that does not say."""
     word = plain_word(text)
@@ -402,8 +347,3 @@ def stage_in(text: str) -> int | None:
     if match is not None:
         return int(match.group(1) or match.group(2))
     return next((stage for name, stage in STRATEGIES.items() if name in word), None)
-
-
-def plain_word(text: str) -> str:
-    """A word without case, blanks and punctuation."""
-    return re.sub(r"[^a-z0-9]", "", text.lower())

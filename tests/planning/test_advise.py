@@ -1,6 +1,7 @@
 """Advice: ranked plans whose predictions the simulator gave, and laws that any budget obeys."""
 
 import dataclasses
+import itertools
 
 import pytest
 from hypothesis import example, given, settings
@@ -291,44 +292,33 @@ def test_units_are_updated_one_after_another_where_a_forward_waits_for_what_was_
     assert "updates units one after another, and gathers each behind its own update" in why
 
 
-def test_so_are_units_of_stage_3_where_a_forward_waits_for_what_it_begins_with():
-    run = make_run(num_blocks=4)
-    step = dataclasses.replace(captured_step(run), may_update_by_unit=True)
-
-    def of_stage_3(gather_s):
-        plays = Plays(run, alike(gather_s), 2, 2**40)
-        units = tuple(UnitPlan(name=unit.name, zero_stage=3, recompute=False) for unit in step.units)
-        ahead = Arrangement(units, 1, 1)
-        usual = plays.ranked(step, ahead, plays.play(step, ahead).prediction())
-        return usual, one_after_another(step, plays, usual)
-
-    usual, waits = of_stage_3(0.02)
-    assert waits.plan.update_by_unit and waits.plan.units == usual.plan.units
-    assert waits.prediction.step_time_s < 0.99 * usual.prediction.step_time_s
-    why = explain(waits.plan, waits.prediction, None, 2**40)
-    assert "one after another, and gathers what the next forward begins with behind its update" in why
-    usual, free = of_stage_3(1e-6)
-    assert free is usual
-
-
-def test_so_are_units_of_several_stages():
-    run = make_run(num_blocks=4)
-    step = dataclasses.replace(captured_step(run), may_update_by_unit=True)
+def usual_and_by_unit(run, step, stages, gather_s):
+    """A plan of units with these stages, in turns, and what is shown in its place where that is worth it."""
     units = tuple(
-        UnitPlan(name=unit.name, zero_stage=1 + place % 2, recompute=False)
-        for place, unit in enumerate(step.units)
+        UnitPlan(name=unit.name, zero_stage=stage, recompute=False)
+        for unit, stage in zip(step.units, itertools.cycle(stages), strict=False)
     )
+    arrangement, plays = Arrangement(units, 1, 1), Plays(run, alike(gather_s), 2, 2**40)
+    usual = plays.ranked(step, arrangement, plays.play(step, arrangement).prediction())
+    return usual, one_after_another(step, plays, usual)
 
-    def of_two_stages(gather_s):
-        plays = Plays(run, alike(gather_s), 2, 2**40)
-        mixed = Arrangement(units, 1, 1)
-        usual = plays.ranked(step, mixed, plays.play(step, mixed).prediction())
-        return usual, one_after_another(step, plays, usual)
 
-    usual, waits = of_two_stages(0.02)
+@pytest.mark.parametrize(
+    ("stages", "behind"),
+    [
+        ((3,), "what the next forward begins with behind its update"),
+        ((1, 2), "each behind its own update"),
+    ],
+)
+def test_so_are_units_of_stage_3_or_of_several_stages(stages, behind):
+    run = make_run(num_blocks=4)
+    step = dataclasses.replace(captured_step(run), may_update_by_unit=True)
+
+    usual, waits = usual_and_by_unit(run, step, stages, 0.02)
     assert waits.plan.update_by_unit and waits.plan.units == usual.plan.units
     assert waits.prediction.step_time_s < 0.99 * usual.prediction.step_time_s
-    usual, free = of_two_stages(1e-6)
+    assert f"one after another, and gathers {behind}" in explain(waits.plan, waits.prediction, None, 2**40)
+    usual, free = usual_and_by_unit(run, step, stages, 1e-6)
     assert free is usual
 
 
