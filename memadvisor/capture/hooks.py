@@ -159,7 +159,7 @@ class Hooks:
         call = past_modes(call)
 
         def guarded(*args: Any) -> None:
-            if is_compiling():
+            if is_compiling() or not self._undo:  # removed, and inside of somebody else's wrapper
                 return
             if self._was_listening_before_capture is not None:
                 self._misses_capture = True

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import memadvisor
 from memadvisor.capture import truth
+from memadvisor.capture.recorder import Recorder
 
 # What fails, and at which of its calls. What hooks and modes call first, what these call, and what ends a traced step.
 _PLACES = [
@@ -158,6 +159,23 @@ def test_the_training_is_as_it_was(tmp_path, monkeypatch, capfd, plain, late, pl
     assert not torch._C._autograd._profiler_enabled() and late == []
     assert _get_current_dispatch_mode() is None
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+
+
+def test_a_recorder_that_has_ended_is_told_of_no_backward_where_another_has_wrapped_its_wrapper(
+    tmp_path, monkeypatch
+):
+    outer, inner = memadvisor.profile(tmp_path / "outer"), memadvisor.profile(tmp_path / "inner")
+    outer.__enter__()
+    inner.__enter__()
+    train()
+    outer.__exit__(None, None, None)
+    inner.__exit__(None, None, None)
+    told = []
+    for name in ("enter_backward", "leave_backward", "see_failure"):
+        monkeypatch.setattr(Recorder, name, lambda *args, name=name: told.append(name))
+    train()
+
+    assert told == []
 
 
 @pytest.mark.parametrize(("is_around_second", "said"), [(True, "what is kept"), (False, "what that keeps")])
