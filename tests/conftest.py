@@ -10,6 +10,9 @@ process that runs tests, most are torch's and pytest's own.
 Property tests draw the same examples every time, so that a change passes or fails for what it changes.
 `--hypothesis-profile=new` draws others.
 
+torch's profiler reads how much it prints when a process first uses it. A test of its own use of it would have that printed
+beside what all tests behind it record.
+
 Where Python is told to write no bytecode, as in many containers, each process would compile all of ours, which takes
 longer than most of what is tested.
 """
@@ -28,6 +31,17 @@ sys.dont_write_bytecode = False
 settings.register_profile("same", deadline=None, derandomize=True)
 settings.register_profile("new", deadline=None)
 settings.load_profile("same")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _profiler_prints_nothing():
+    """Of this process: what it starts has torch's own."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("KINETO_LOG_LEVEL", "6")
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+                pass
 
 
 @pytest.fixture(scope="module", autouse=True)
