@@ -101,6 +101,8 @@ def _named(cells: Cells) -> Architecture | None:
         known = _of_size(cells)
     if known is None:
         return None
+    if n_layers not in (None, known.n_layers) and hidden is None:
+        known = _of_other_depth(known, n_layers, cells)
     if n_layers not in (None, known.n_layers) or hidden not in (None, known.hidden):
         return None
     said: dict[str, int | bool | None] = {column: cells.whole(column) for column in _WHOLE}
@@ -120,6 +122,18 @@ def _named(cells: Cells) -> Architecture | None:
     if found.n_heads % found.n_kv_heads:
         raise UsageError(f"{found.n_kv_heads} key heads do not divide {found.n_heads} heads.")
     return found
+
+
+def _of_other_depth(known: Architecture, n_layers: int, cells: Cells) -> Architecture:
+    """A known model cut to its first layers, or with more of them, as benchmarks of a few layers have it: nothing else of a shape
+    says that it is another model. Raises UsageError where its layers do not tell what others are.
+    """
+    if known.encoder_layers or (n_layers > known.n_layers and known.layer_pattern):
+        raise UsageError(
+            f"{known.name} has {known.n_layers} layers of several kinds: which {n_layers} are meant is not known."
+        )
+    cells.note(f"{known.name} has {known.n_layers} layers: the same model of {n_layers} is taken")
+    return dataclasses.replace(known, n_layers=n_layers, layer_pattern=known.layer_pattern[:n_layers])
 
 
 def _is_of_another_size(known: Architecture, cells: Cells) -> bool:

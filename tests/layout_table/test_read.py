@@ -200,6 +200,26 @@ def test_what_a_known_model_has_and_the_row_does_not_say():
     assert (other.architecture.n_layers, other.architecture.gated_mlp) == (16, True)
 
 
+def test_a_known_model_of_other_depth_is_cut():
+    """Benchmarks of a few layers of a model that they name: all else is the model's."""
+    nothing = dict.fromkeys(GPT)
+    few = {"gpu": "8xH100", "seq_len": "4096"}
+    row = read_one(**nothing | few | {"model": "DeepSeek-V3", "num_layers": "4"})
+    assert row.case.architecture.n_layers == 4 and row.case.architecture.experts.num_experts == 256
+    assert "deepseek-v3 has 61 layers: the same model of 4 is taken" in row.notes
+    hybrid = case_of(**nothing | few | {"model": "Qwen3.5-35B-A3B", "num_layers": "8"}).architecture
+    assert [hybrid.block_of(layer) for layer in range(8)] == ["r", "r", "r", "a"] * 2
+    refused = read_one(**nothing | few | {"model": "T5-3B", "num_layers": "8"})
+    assert refused.error.startswith("t5-3b has 48 layers of several kinds")
+
+
+@pytest.mark.parametrize(("column", "cell", "device", "ranks"), [("NPU", "Ascend 910B", "Ascend-910B3-64GB", 1), ("HPU", "Gaudi2 x8", "Gaudi-2-96GB", 8)])  # fmt: skip
+def test_accelerators_in_columns_of_their_kinds(column, cell, device, ranks):
+    case = case_of(**{"gpu": None, column: cell, "GC": "Yes"})
+    assert case.cluster.accelerator.name == device
+    assert (case.step.layout.num_ranks, case.step.layout.recompute) == (ranks, "full")
+
+
 def test_a_vision_transformer_sees_an_image():
     nothing = dict.fromkeys(GPT)
     row = read_one(**nothing | {"model": "ViT-L/16", "gpu": "A100"})
