@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import re
 
+from memadvisor.hardware.amd_cards import AMD_CARDS
 from memadvisor.hardware.data_center_cards import DATA_CENTER_CARDS
 from memadvisor.hardware.desktop_cards import DESKTOP_CARDS
 from memadvisor.hardware.entry import CatalogueEntry
 from memadvisor.hardware.other_cards import OTHER_CARDS
 
-CATALOGUE: tuple[CatalogueEntry, ...] = DATA_CENTER_CARDS + OTHER_CARDS + DESKTOP_CARDS
+CATALOGUE: tuple[CatalogueEntry, ...] = DATA_CENTER_CARDS + AMD_CARDS + OTHER_CARDS + DESKTOP_CARDS
 
 # Words of names that tell no device from another.
 _NOISE = frozenset(

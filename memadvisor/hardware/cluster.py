@@ -15,7 +15,8 @@ class Link:
     """`bytes_per_s`: what one accelerator can send over it while it receives as much. `alpha_s`: one message's latency.
     `num_peers`: of links that go to so many others one by one, without a switch, whose rate is that of all of them together.
     `card_bytes_per_s`: of one network card, where a node has fewer of them than accelerators: what one may have while others
-    send nothing; None where each has its own, or it is not known.
+    send nothing; None where each has its own, or it is not known. `reached_share`: of the rate, what rings were measured to
+    reach; None where that is not known.
     """
 
     kind: str
@@ -24,6 +25,7 @@ class Link:
     source: str
     num_peers: int | None = None
     card_bytes_per_s: float | None = None
+    reached_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

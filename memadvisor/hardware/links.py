@@ -55,10 +55,21 @@ def _nvlink(bytes_per_s: float, source: str = _SHEET, num_peers: int | None = No
     )
 
 
+# What RCCL's all-reduce moves over seven links, each to one other: 316 GB/s of the sheet's 448 among 8 MI300X and 319 among 8
+# MI325X (rccl-tests, https://github.com/hisohara/ai-scripts, training/01_rccl-smoketest), 386 of 538 among 8 MI355X and 162
+# of 230 among 4 of them (rccl-tests beside a Megatron-LM sweep of 8 MI355X, June 2026).
+_RCCL_SHARE = 0.705
+
+
 def _fabric(bytes_per_s: float, source: str, num_peers: int | None = None) -> Link:
     # NCCL's table for AMD's fabric (RCCL, tuning_model_0) has 3.6 us.
     return Link(
-        kind="Infinity Fabric", bytes_per_s=bytes_per_s, alpha_s=3.6e-6, source=source, num_peers=num_peers
+        kind="Infinity Fabric",
+        bytes_per_s=bytes_per_s,
+        alpha_s=3.6e-6,
+        source=source,
+        num_peers=num_peers,
+        reached_share=None if num_peers is None else _RCCL_SHARE,
     )
 
 

@@ -1,4 +1,4 @@
-"""GeForce and RTX cards, AMD's accelerators, Google's TPUs; rules as in catalogue.py."""
+"""GeForce and RTX cards, Google's TPUs and others; rules as in catalogue.py."""
 
 from __future__ import annotations
 
@@ -13,16 +13,6 @@ RTX_6000_ADA = "NVIDIA Ada GPU architecture white paper, table of the RTX 6000 A
 TURING = "NVIDIA Turing GPU architecture white paper, table of the GeForce RTX 2080 Ti, https://images.nvidia.com/aem-dam/en-zz/Solutions/design-visualization/technologies/turing-architecture/NVIDIA-Turing-Architecture-Whitepaper.pdf"
 TITAN_RTX = "NVIDIA TITAN RTX product page, https://www.nvidia.com/en-us/deep-learning-ai/products/titan-rtx/; its chip at that clock as the Quadro RTX 6000 of the Turing white paper, "
 TITAN_RTX += TURING.rpartition(", ")[2]
-MI210 = (
-    "AMD Instinct MI210 product page, https://www.amd.com/en/products/accelerators/instinct/mi200/mi210.html"
-)
-MI250 = "AMD Instinct MI250 product page, half of its figures, https://www.amd.com/en/products/accelerators/instinct/mi200/mi250.html"
-MI325X = "AMD Instinct MI325X data sheet, https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/product-briefs/instinct-mi325x-datasheet.pdf"
-MI355X = "AMD Instinct MI355X data sheet, https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/product-briefs/amd-instinct-mi355x-gpu-brochure.pdf"
-MI350X = (
-    f"{MI355X}: its rates at 2.2 of 2.4 GHz (AMD at Hot Chips 2025, https://wccftech.com/"
-    "amd-instinct-mi350-gpuai-hardware-powerhouse-3nm-3d-chiplet-cdna-4-185-billion-transistors-1400w-tbp-over-4000b-llm-support/)"
-)
 TPU_V4 = "Jouppi et al., TPU v4 (arXiv:2304.01433), table 4"
 TPU_V5E = "Google Cloud TPU v5e, https://docs.cloud.google.com/tpu/docs/v5e"
 TPU_V5P = "Google Cloud TPU v5p, https://docs.cloud.google.com/tpu/docs/v5p"
@@ -31,9 +21,6 @@ TPU_7X = "Google Cloud TPU7x (Ironwood), https://docs.cloud.google.com/tpu/docs/
 GAUDI2_FP8 = "Intel Gaudi 3 AI accelerator white paper (table of Gaudi 2 and Gaudi 3), https://www.intel.com/content/www/us/en/content-details/817486/intel-gaudi-3-ai-accelerator-white-paper.html"
 GAUDI = "Intel at Hot Chips 2024, Gaudi 3 AI accelerator (table of Gaudi, Gaudi 2 and Gaudi 3), https://www.sgpjbg.com/baogao/465025.html"
 RTX_PRO_6000 = "NVIDIA RTX PRO 6000 Blackwell, tensor rates without sparsity as printed by https://hmc-tech.com/gpu/nvidia-rtx-pro-6000-blackwell-vs-amd-radeon-pro-duo-polaris; memory, https://gpu.name/posts/nvidia-unveils-rtx-pro-6000-blackwell-gpu-with-24-064-cores-and-96gb-memory"
-MI100 = "AMD Instinct MI100 product page, https://www.amd.com/en/products/accelerators/instinct/mi100.html"
-MI250X = "AMD Instinct MI250X product page, half of its figures, https://www.amd.com/en/products/accelerators/instinct/mi200/mi250x.html"
-MI300X = "AMD Instinct MI300X data sheet, https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/data-sheets/amd-instinct-mi300x-data-sheet.pdf"
 L20 = "figures as reported of NVIDIA's partner sheet (2023), https://github.com/ArthurChiao/arthurchiao.github.io (GPU performance, data sheets); NVIDIA publishes no sheet"
 ASCEND = "Huawei's Atlas 800 and 900 A2 in two kinds, of 313 and 376 TFLOP/s, as its modelling tool names them (ATLAS_800_A2_313T_64G, ATLAS_800_A2_376T_64G); bandwidth as its users print it"
 
@@ -43,26 +30,12 @@ GEFORCE_SHARE, GEFORCE_PRODUCTS = (
     0.9,
     "Infinigence, training on RTX 4090, https://aurora-wandb.infini-ai.com/infini-perf/4090-48GB-megatron_r0.10.0-llama2_7b",
 )
-# Power keeps CDNA 3 from its sheet's clock, more so than others of its time: products of 8192 reach 44 % of the rate in 8 bits.
-CDNA3_SHARE, CDNA3_PRODUCTS = (
-    0.5,
-    "Microsoft, AI benchmarking guide, ND MI300X v5, https://github.com/Azure/AI-benchmarking-guide",
-)
-# An MI300X's best in 8 bits, 1273 TFLOP/s (AMD's TraceLens, https://github.com/AMD-AGI/TraceLens), is less than half of the rate.
-MI300X_NARROW_SHARE = 1273 / 2614.9 * 0.93
-
 # What a step's large products reach of the best that a single one of many shapes does, as an A100's: 0.81 of the sheet's
 # rate (the cost model's `matmul_share`) where the best is 0.869 of it. Cards whose sheet says nothing of the best have
 # none of their own.
 OF_THE_BEST = 0.93
 BEST_PRODUCTS = "maximum achievable matmul FLOPS, https://github.com/stas00/ml-engineering/tree/master/compute/accelerator#maximum-achievable-matmul-flops-comparison-table"
 GAUDI2_SHARE, GAUDI3_SHARE = 0.994 * OF_THE_BEST, 1288.8 / 1835 * OF_THE_BEST
-CDNA2_SHARE = 0.767 * OF_THE_BEST
-# Of an MI350X, which has less power than an MI355X: 1117 TFLOP/s by torch of a product of 8192, 1040 of 16384.
-MI350X_SHARE, MI350X_PRODUCTS = (
-    1116.7 / 2306.9 * OF_THE_BEST,
-    "HipKittens, https://github.com/HazyResearch/HipKittens/blob/978e0c5d32fb832cbc73b05549104c982a212901/analysis/mi350x_data_to_log.json",
-)
 # v4's and v5p's matrix units are v5e's (128 x 128, https://docs.cloud.google.com/tpu/docs/system-architecture-tpu-vm).
 TPU_SHARE, TPU_PRODUCTS = (
     0.923 * OF_THE_BEST,
@@ -185,115 +158,6 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
         power_w=600,
         sources=one_page(RTX_PRO_6000) | {"matmul": TORCH_PRODUCTS},
         matmul_share=RTX_PRO_6000_SHARE,
-    ),
-    CatalogueEntry(
-        name="MI250X-die-64GB",
-        aliases=("mi250x", "amd instinct mi250x", "mi250x gcd"),
-        memory_bytes=64 * 10**9,
-        memory_bandwidth_bytes_per_s=1.6e12,
-        peak_flops_per_s={
-            "float16": 191.5e12,
-            "bfloat16": 191.5e12,
-            "float32": 47.85e12,  # by its matrix cores, which torch's products use
-            "float64": 47.85e12,
-        },
-        sources=one_page(MI250X) | {"matmul": BEST_PRODUCTS},
-        matmul_share=CDNA2_SHARE,
-    ),
-    CatalogueEntry(
-        name="MI250-die-64GB",
-        aliases=("mi250", "amd instinct mi250"),
-        memory_bytes=64 * 10**9,
-        memory_bandwidth_bytes_per_s=1.6e12,
-        peak_flops_per_s={
-            "float16": 181.05e12,
-            "bfloat16": 181.05e12,
-            "float32": 45.25e12,
-            "float64": 45.25e12,
-        },
-        sources=one_page(MI250) | {"matmul": BEST_PRODUCTS},
-        matmul_share=CDNA2_SHARE,
-    ),
-    CatalogueEntry(
-        name="MI210-64GB",
-        aliases=("mi210",),
-        memory_bytes=64 * 10**9,
-        memory_bandwidth_bytes_per_s=1.6e12,
-        peak_flops_per_s={"float16": 181e12, "bfloat16": 181e12, "float32": 45.3e12, "float64": 45.3e12},
-        sources=one_page(MI210) | {"matmul": BEST_PRODUCTS},
-        matmul_share=CDNA2_SHARE,
-    ),
-    CatalogueEntry(
-        name="MI100-32GB",
-        aliases=("mi100", "amd instinct mi100"),
-        memory_bytes=32 * 10**9,
-        memory_bandwidth_bytes_per_s=1228.8e9,
-        peak_flops_per_s={"float16": 184.6e12, "bfloat16": 92.3e12, "float32": 46.1e12, "float64": 11.5e12},
-        sources=one_page(MI100),
-    ),
-    CatalogueEntry(
-        name="MI300X-192GB",
-        aliases=("mi300x", "amd instinct mi300x", "amd instinct mi300x oam"),
-        memory_bytes=192 * 10**9,
-        memory_bandwidth_bytes_per_s=5.3e12,
-        peak_flops_per_s={
-            "float8_e4m3fnuz": 2614.9e12,
-            "float16": 1307.4e12,
-            "bfloat16": 1307.4e12,
-            "tf32": 653.7e12,
-            "float32": 163.4e12,
-            "float64": 163.4e12,
-        },
-        sources=one_page(MI300X) | {"matmul": CDNA3_PRODUCTS},
-        matmul_share=CDNA3_SHARE,
-        narrow_matmul_share=MI300X_NARROW_SHARE,
-    ),
-    CatalogueEntry(
-        name="MI325X-256GB",
-        aliases=("mi325x",),
-        memory_bytes=256 * 10**9,
-        memory_bandwidth_bytes_per_s=6e12,
-        peak_flops_per_s={
-            "float8_e4m3fnuz": 2614.9e12,
-            "float16": 1307.4e12,
-            "bfloat16": 1307.4e12,
-            "tf32": 653.7e12,
-            "float32": 163.4e12,
-            "float64": 163.4e12,
-        },
-        sources=one_page(MI325X) | {"matmul": CDNA3_PRODUCTS},
-        matmul_share=CDNA3_SHARE,
-    ),
-    CatalogueEntry(
-        name="MI350X-288GB",
-        aliases=("mi350x",),
-        memory_bytes=288 * 10**9,
-        memory_bandwidth_bytes_per_s=8e12,
-        peak_flops_per_s={
-            "float4_e2m1fn": 9227.5e12,
-            "float8_e4m3fn": 4613.8e12,
-            "float16": 2306.9e12,
-            "bfloat16": 2306.9e12,
-            "float32": 144.2e12,
-            "float64": 72.1e12,
-        },
-        sources=one_page(MI350X) | {"matmul": MI350X_PRODUCTS},
-        matmul_share=MI350X_SHARE,
-    ),
-    CatalogueEntry(
-        name="MI355X-288GB",
-        aliases=("mi355x",),
-        memory_bytes=288 * 10**9,
-        memory_bandwidth_bytes_per_s=8e12,
-        peak_flops_per_s={
-            "float4_e2m1fn": 10066.3e12,
-            "float8_e4m3fn": 5033.2e12,
-            "float16": 2516.6e12,
-            "bfloat16": 2516.6e12,
-            "float32": 157.3e12,
-            "float64": 78.6e12,
-        },
-        sources=one_page(MI355X),
     ),
     CatalogueEntry(
         name="TPU-v4-32GB",

@@ -76,7 +76,7 @@ class Target:
         if self.times is None or size == 1:
             return group_of(self.cluster, size, stride, self.coefficients)
         return MeasuredGroup(
-            size=size, near=size, nodes=1, bytes_per_s=0.0, own_bytes_per_s=0.0, ring_latency_s=0.0,
+            size=size, near=size, nodes=1, bytes_per_s=0.0, exchange_bytes_per_s=0.0, own_bytes_per_s=0.0, ring_latency_s=0.0,
             tree_latency_s=0.0, tree_share=1.0,
             call_s=0.0, times=self.times,
         )  # fmt: skip

@@ -27,14 +27,15 @@ _CARDS_OF_A_SOCKET = 4
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """`near`: its ranks in one node; `nodes`: how many it spans. Rates and latencies are those that it reaches.
-    `bytes_per_s` is a ring's; `own_bytes_per_s` what each rank has of the network by itself, infinite inside one node,
-    where the other is it.
+    `bytes_per_s` is a ring's, `exchange_bytes_per_s` that of what goes straight from each rank to each; `own_bytes_per_s` what
+    each rank has of the network by itself, infinite inside one node, where the others are it.
     """
 
     size: int
     near: int
     nodes: int
     bytes_per_s: float
+    exchange_bytes_per_s: float
     own_bytes_per_s: float
     ring_latency_s: float
     tree_latency_s: float
@@ -77,7 +78,7 @@ class Group:
         return self._exchange(size_bytes * copies, size_bytes * others, 1)
 
     def _exchange(self, size_bytes: float, leaving_bytes: float, messages: float) -> float:
-        inside_s = size_bytes * (self.size - 1) / self.size / self.bytes_per_s
+        inside_s = size_bytes * (self.size - 1) / self.size / self.exchange_bytes_per_s
         latency_s = messages * (self.ring_latency_s + self.call_s)
         return max(leaving_bytes / self.own_bytes_per_s, inside_s) + latency_s
 
@@ -90,6 +91,7 @@ def group_of(cluster: Cluster, size: int, stride: int, coefficients: Coefficient
             near=1,
             nodes=1,
             bytes_per_s=math.inf,
+            exchange_bytes_per_s=math.inf,
             own_bytes_per_s=math.inf,
             ring_latency_s=0.0,
             tree_latency_s=0.0,
@@ -99,14 +101,15 @@ def group_of(cluster: Cluster, size: int, stride: int, coefficients: Coefficient
     near = min(size, max(1, cluster.per_node // stride))
     nodes = math.ceil(size / near)
     inside_s = across_s = 0.0
-    rate = own = math.inf
+    rate = straight = own = math.inf
     if near > 1:
         if cluster.inside is None:
             raise UsageError(
                 "the links inside a node are not known.", hint="give them with inside=... or a cluster file."
             )
         inside_s = cluster.inside.alpha_s
-        rate = _inside_bytes_per_s(cluster.inside, near, coefficients)
+        rate = _inside_bytes_per_s(cluster.inside, near, coefficients, is_ring=True)
+        straight = _inside_bytes_per_s(cluster.inside, near, coefficients)
     if nodes > 1:
         if cluster.across is None:
             raise UsageError(
@@ -114,12 +117,13 @@ def group_of(cluster: Cluster, size: int, stride: int, coefficients: Coefficient
             )
         across_s = cluster.across.alpha_s
         own = cluster.across.bytes_per_s * coefficients.across_share
-        rate = min(rate, near * own)
+        rate, straight = min(rate, near * own), min(straight, near * own)
     return Group(
         size=size,
         near=near,
         nodes=nodes,
         bytes_per_s=rate,
+        exchange_bytes_per_s=straight,
         own_bytes_per_s=own,
         ring_latency_s=(nodes - 1) * across_s + (size - nodes) * inside_s,
         tree_latency_s=2 * (math.log2(near) * inside_s + math.ceil(math.log2(nodes)) * across_s),
@@ -158,11 +162,13 @@ def _sending_bytes_per_s(link: Link, per_node: int, stride: int) -> float:
     return max(link.bytes_per_s, min(shared, link.card_bytes_per_s))
 
 
-def _inside_bytes_per_s(link: Link, near: int, coefficients: Coefficients) -> float:
+def _inside_bytes_per_s(link: Link, near: int, coefficients: Coefficients, *, is_ring: bool = False) -> float:
     """What `near` ranks of a node reach over its links. Over a bus of which only the sheet is known, it is less than over a mesh;
-    of a mesh without a switch they have the links among each other."""
+    of a mesh without a switch they have the links among each other, of which a ring may be known to reach less."""
     if link.source != PCIE_SHEET:
         there = 1.0 if link.num_peers is None else min(1.0, (near - 1) / link.num_peers)
-        return link.bytes_per_s * coefficients.inside_share * there
+        known = link.reached_share if is_ring else None
+        share = coefficients.inside_share if known is None else known
+        return link.bytes_per_s * share * there
     rate = link.bytes_per_s * _PCIE_SHARE
     return rate if near <= _CARDS_OF_A_SOCKET else min(rate, _BETWEEN_SOCKETS_BYTES_PER_S)
