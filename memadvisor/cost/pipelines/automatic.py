@@ -9,7 +9,7 @@ from itertools import product
 
 from memadvisor.cost.pipelines.costs import ChunkCosts
 from memadvisor.cost.pipelines.graph import PipelineGraph, pipeline_graph
-from memadvisor.cost.pipelines.greedy import Choices, Greedy
+from memadvisor.cost.pipelines.greedy import UNKNOWN, Choices, Greedy
 from memadvisor.cost.pipelines.play import durations_of, peaks, play, spans
 from memadvisor.cost.pipelines.work import Ending, PipelineOrder
 from memadvisor.cost.pipelines.zero_bubble import zb_h1, zb_h2
@@ -30,16 +30,31 @@ def automatic_graph(
         costs = tuple(replace(cost, activation_bytes=1, weight_activation_bytes=1) for cost in costs)
     in_flight = min(len(costs), num_microbatches)
     limit_bytes = AUTOMATIC[name] * in_flight * max(cost.activation_bytes for cost in costs)
-    graphs = [_graph_by_hand(drawn, len(costs), num_microbatches) for drawn in (zb_h1, zb_h2)]
-    graphs += [pipeline_graph(order) for order in _greedy_orders(costs, links, num_microbatches, limit_bytes)]
-    fitting = [graph for graph in graphs if max(peaks(graph, costs)[0]) <= limit_bytes]
-    return min(fitting, key=lambda graph: _step_s(graph, costs, links))
+    best, best_s = None, UNKNOWN
+    for drawn in (zb_h1, zb_h2):
+        graph = _graph_by_hand(drawn, len(costs), num_microbatches)
+        step_s = _step_s(graph, costs, links, limit_bytes)
+        if step_s < best_s:
+            best, best_s = graph, step_s
+    for greedy in _greedy_ones(costs, links, num_microbatches, limit_bytes):
+        codes = greedy.run(best_s)
+        if codes is None:
+            continue
+        graph = pipeline_graph(_order(codes, num_microbatches), greedy.sequence)
+        step_s = _step_s(graph, costs, links, limit_bytes)
+        if step_s < best_s:
+            best, best_s = graph, step_s
+    assert best is not None, "ZB-H1 needs no more memory than 1F1B"
+    return best
 
 
-def _greedy_orders(
+def _greedy_ones(
     costs: tuple[ChunkCosts, ...], links: tuple[float, ...], num_microbatches: int, limit_bytes: int
-) -> Iterator[PipelineOrder]:
-    """Under both choices of both kinds, each order once: a choice that never mattered is not tried the other way."""
+) -> Iterator[Greedy]:
+    """Under both choices of both kinds, each order once: a choice that never mattered is not tried the other way. Each is to
+    be run before the next one. One that gave up says nothing of what would have mattered later, and nothing hangs on it: the
+    other choice would have given up at the same piece.
+    """
     written: list[tuple[Choices, Greedy]] = []
     for one_more, fill in product((False, True), repeat=2):
         choices = Choices(one_more=one_more, fill=fill)
@@ -47,13 +62,17 @@ def _greedy_orders(
             continue
         greedy = Greedy(costs, links, num_microbatches, limit_bytes, choices)
         written.append((choices, greedy))
-        yield PipelineOrder(
-            num_devices=len(costs),
-            num_chunks=len(costs),
-            num_microbatches=num_microbatches,
-            codes=greedy.run(),
-            ending=Ending.POST_VALIDATED,
-        )
+        yield greedy
+
+
+def _order(codes: tuple[list[int], ...], num_microbatches: int) -> PipelineOrder:
+    return PipelineOrder(
+        num_devices=len(codes),
+        num_chunks=len(codes),
+        num_microbatches=num_microbatches,
+        codes=codes,
+        ending=Ending.POST_VALIDATED,
+    )
 
 
 def _is_same(choices: Choices, other: Choices, greedy: Greedy) -> bool:
@@ -70,6 +89,11 @@ def _graph_by_hand(
     return pipeline_graph(drawn(num_devices, num_microbatches))
 
 
-def _step_s(graph: PipelineGraph, costs: Sequence[ChunkCosts], links: Sequence[float]) -> float:
+def _step_s(
+    graph: PipelineGraph, costs: Sequence[ChunkCosts], links: Sequence[float], limit_bytes: int
+) -> float:
+    """The longest that a device takes; UNKNOWN, which is longer than all, where one holds more than it may."""
+    if max(peaks(graph, costs)[0]) > limit_bytes:
+        return UNKNOWN
     durations = durations_of(graph, costs)
     return max(spans(graph, durations, play(graph, durations, links, blocking=False))[0])

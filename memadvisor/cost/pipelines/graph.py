@@ -8,6 +8,7 @@ before it (an order that has not is refused, as is one whose devices wait for ea
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,8 +44,11 @@ class PipelineGraph:
     together: tuple[Ints, Ints]
 
 
-def pipeline_graph(order: PipelineOrder) -> PipelineGraph:
-    """Resolve an order's dependencies; raises AssertionError where it cannot be played."""
+def pipeline_graph(order: PipelineOrder, sequence: Sequence[int] | None = None) -> PipelineGraph:
+    """Resolve an order's dependencies; raises AssertionError where it cannot be played.
+
+    `sequence`: the device of each piece in an order of playing, where whoever wrote the order knows one.
+    """
     num_microbatches, num_chunks = order.num_microbatches, order.num_chunks
     lengths = [len(codes) for codes in order.codes]
     code = np.concatenate([np.asarray(codes, dtype=np.int64) for codes in order.codes])
@@ -65,7 +69,9 @@ def pipeline_graph(order: PipelineOrder) -> PipelineGraph:
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     link_before = np.concatenate([[0], link_out[:-1]])
     link_before[offsets[:-1]] = 0
-    played = np.asarray(_playable(offsets, source), dtype=np.int64)
+    played = np.asarray(
+        _playable(offsets, source) if sequence is None else _rows_of(sequence), dtype=np.int64
+    )
     assert len(played) == len(code), "the devices wait for each other"
     row = np.empty(len(code), dtype=np.int64)
     row[played] = np.arange(len(code))
@@ -89,6 +95,14 @@ def pipeline_graph(order: PipelineOrder) -> PipelineGraph:
         ),
         together=(row[firsts].astype(np.int32), row[firsts + 1].astype(np.int32)),
     )
+
+
+def _rows_of(sequence: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Rows of pieces that run on these devices one after another."""
+    by_device = np.argsort(np.asarray(sequence), kind="stable")
+    rows = np.empty(len(sequence), dtype=np.int64)
+    rows[by_device] = np.arange(len(sequence))
+    return rows
 
 
 def _sources(

@@ -26,13 +26,51 @@ class Choices:
 
 
 _F, _B, _W = int(Kind.F), int(Kind.B), int(Kind.W)  # plain numbers, which index faster
+_NONE = -1  # no piece now
+_MARGIN = 1 + 1e-9  # beyond which no rounding of sums is
+
+
+class _Device:
+    """What a device has done and holds. `ready_*` are by microbatch, when its input is on the device; by kind: `there`, the
+    same where every piece begins as soon as its order lets it, `ended_s` and `idle_s` then: what playing the order shows.
+    """
+
+    __slots__ = ("asleep", "bytes", "clock", "codes", "done", "ended_s", "held_bytes", "idle_s", "last_forward", "most_held_bytes", "order", "ready_backward", "ready_forward", "seconds", "there", "waited_s")  # fmt: skip
+
+    def __init__(
+        self, cost: ChunkCosts, codes: list[int], num_microbatches: int, limit_bytes: int, *, is_first: bool
+    ) -> None:
+        kinds = (Kind.F, Kind.B, Kind.W)
+        self.seconds = [cost.seconds(kind) for kind in kinds]
+        self.bytes = [cost.held_bytes(kind) for kind in kinds]
+        self.codes = codes
+        self.most_held_bytes = limit_bytes - cost.activation_bytes  # before a forward
+        self.order: list[int] = []
+        self.done = [0, 0, 0]  # pieces of kind F, B, W
+        self.last_forward = False  # whether F was the last of F and B
+        self.held_bytes = 0
+        self.waited_s = self.clock = 0.0
+        # One more than there are microbatches: no piece is behind the last.
+        none = [UNKNOWN] * (num_microbatches + 1)
+        self.ready_forward = [0.0] * num_microbatches + [UNKNOWN] if is_first else none.copy()
+        self.ready_backward = none
+        self.asleep = False  # until a piece that it could need starts elsewhere
+        # Of a W none: what it needs is on the device.
+        self.there = [self.ready_forward.copy(), none.copy(), [0.0] * (num_microbatches + 1)]
+        self.ended_s = 0.0
+        self.idle_s = -UNKNOWN  # until it has begun
+
+    @property
+    def work_s(self) -> float:
+        """Of all its pieces."""
+        return sum(self.seconds) * (len(self.ready_forward) - 1)
 
 
 class Greedy:
-    """One chunk a device. Lists are by device; `ready_*` also by microbatch, when its input is on the device.
+    """One chunk a device.
 
     `one_more_mattered`, `fill_mattered`: whether the order that was written would be another one under the other choice; it
-    is the same where not.
+    is the same where not. `sequence`: the device of each piece, in the order that they began: none before what it needs.
     """
 
     def __init__(
@@ -43,130 +81,145 @@ class Greedy:
         limit_bytes: int,
         choices: Choices,
     ) -> None:
-        count = len(costs)
         self.links, self.one_more, self.fill = links, choices.one_more, choices.fill
         self.one_more_mattered = self.fill_mattered = False
         self.total = num_microbatches
-        kinds = (Kind.F, Kind.B, Kind.W)
-        codes = Codes(count, num_microbatches)
-        self.seconds = [[cost.seconds(kind) for kind in kinds] for cost in costs]
-        self.bytes = [[cost.held_bytes(kind) for kind in kinds] for cost in costs]
-        self.codes = [[codes.first(kind, device) for kind in kinds] for device in range(count)]
-        self.most_held_bytes = [limit_bytes - cost.activation_bytes for cost in costs]  # before a forward
-        self.orders: list[list[int]] = [[] for _ in costs]
-        self.done = [[0, 0, 0] for _ in costs]  # pieces of kind F, B, W
-        self.last_forward = [False] * count  # whether F was the last of F and B
-        self.held_bytes = [0] * count
-        self.waited_s = [0.0] * count
         self.most_waited_s = 0.0
-        self.clock = [0.0] * count
-        # One more than there are microbatches: no piece is behind the last.
-        none = [UNKNOWN] * (num_microbatches + 1)
-        self.ready_forward = [[0.0] * num_microbatches + [UNKNOWN]] + [none.copy() for _ in range(count - 1)]
-        self.ready_backward = [none.copy() for _ in costs]
-        self.turns = [(0.0, device) for device in range(count)]
-        self.asleep = [False] * count  # until a piece that they could need starts elsewhere
+        self.sequence: list[int] = []
+        codes = Codes(len(costs), num_microbatches)
+        self.devices = [
+            _Device(
+                cost,
+                [codes.first(kind, device) for kind in (Kind.F, Kind.B, Kind.W)],
+                num_microbatches,
+                limit_bytes,
+                is_first=not device,
+            )
+            for device, cost in enumerate(costs)
+        ]
 
-    def run(self) -> tuple[list[int], ...]:
-        """The order of every device."""
-        turns, done, clock, turn, total = self.turns, self.done, self.clock, self._turn, self.total
+    def run(self, within_s: float = UNKNOWN) -> tuple[list[int], ...] | None:
+        """The order of every device; None as soon as one is sure to take longer than `within_s` from its first piece to its last."""
+        devices, total, choose, began = self.devices, self.total, self._choose, self.sequence.append
+        turns = [(0.0, number) for number in range(len(devices))]
+        most_idle_s = [within_s * _MARGIN - device.work_s for device in devices]
         while turns:
-            now, device = heapq.heappop(turns)
-            if done[device][_W] < total:
-                turn(device, max(now, clock[device]))
-        assert all(pieces[_W] == total for pieces in done), "the devices wait for each other"
-        return tuple(self.orders)
+            now, number = heapq.heappop(turns)
+            device = devices[number]
+            while device.done[_W] < total:
+                kind, start = choose(device, now if now > device.clock else device.clock)
+                if kind == _NONE:
+                    if start < UNKNOWN:
+                        heapq.heappush(turns, (start, number))
+                    else:
+                        device.asleep = True
+                    break
+                began(number)
+                end = self._begin(device, kind, start)
+                if device.idle_s > most_idle_s[number]:
+                    return None
+                if kind != _W:
+                    self._tell(number, kind, device.done[kind] - 1, start, end, turns)
+                now, number = heapq.heappushpop(turns, (end, number))
+                device = devices[number]
+        assert all(device.done[_W] == total for device in devices), "the devices wait for each other"
+        return tuple(device.order for device in devices)
 
-    def _turn(self, device: int, now: float) -> None:
-        """Run one piece, or come back later."""
-        forwards, backwards, weights = self.done[device]
+    def _choose(self, device: _Device, now: float) -> tuple[int, float]:
+        """The piece that comes next and when it starts; or none, and when to look again."""
+        forwards, backwards, weights = device.done
         total = self.total
-        forward = self.ready_forward[device][forwards]
-        backward = self.ready_backward[device][backwards]
+        forward, backward = device.ready_forward[forwards], device.ready_backward[backwards]
         may_forward = False
         if forwards < total:
-            may_forward = self.held_bytes[device] <= self.most_held_bytes[device]
+            may_forward = device.held_bytes <= device.most_held_bytes
             if not may_forward:
-                if weights < backwards and not (backward <= now and self.last_forward[device]):
-                    self._run(device, _W, now)
-                    return
+                if weights < backwards and not (backward <= now and device.last_forward):
+                    return _W, now
                 forward = UNKNOWN
         if not backwards:
-            self._first(device, now, forward, backward)
-        elif backwards == total:
-            self._run(device, _W, now)
-        else:
-            wants_forward = may_forward and (not self.last_forward[device] or backwards == forwards)
-            self._steady(device, now, forward, backward, wants_forward)
-
-    def _first(self, device: int, now: float, forward: float, backward: float) -> None:
-        """Before the first B: forwards, as long as they do not delay it."""
-        in_time = backward == UNKNOWN or now + self.seconds[device][_F] <= backward
-        could = forward <= now and not in_time and backward > now
-        self.one_more_mattered |= could
-        if (forward <= now and in_time) or (could and self.one_more):
-            self._run(device, _F, now)
-        elif backward <= now or (backward < UNKNOWN and forward <= now) or forward == UNKNOWN != backward:
-            self._run(device, _B, max(now, backward))
-        elif min(forward, backward) < UNKNOWN:
-            heapq.heappush(self.turns, (min(forward, backward), device))
-        else:
-            self.asleep[device] = True
-
-    def _steady(self, device: int, now: float, forward: float, backward: float, wants_forward: bool) -> None:
-        """F and B in turn, another piece where the next one's input is not there yet."""
+            return self._first(device, now, forward, backward)
+        if backwards == total:
+            return _W, now
+        # F and B in turn, another piece where the next one's input is not there yet.
+        wants_forward = may_forward and (not device.last_forward or backwards == forwards)
         wanted, ready = (_F, forward) if wants_forward else (_B, backward)
         if ready <= now:
-            self._run(device, wanted, now)
-            return
+            return wanted, now
         gap_s = ready - now
         if wants_forward:
             if backward <= now:
-                self._run(device, _B, now)
-                return
-        elif forward <= now and gap_s >= self.seconds[device][_F]:
-            self._run(device, _F, now)
-            return
-        done = self.done[device]
-        if done[_W] < done[_B]:
-            fits = gap_s >= self.seconds[device][_W]
-            could = not fits and self.waited_s[device] + gap_s > self.most_waited_s
+                return _B, now
+        elif forward <= now and gap_s >= device.seconds[_F]:
+            return _F, now
+        if weights < backwards:
+            fits = gap_s >= device.seconds[_W]
+            could = not fits and device.waited_s + gap_s > self.most_waited_s
             self.fill_mattered |= could
             if fits or (could and self.fill):
-                self._run(device, _W, now)
-                return
-        if ready < UNKNOWN:
-            self._run(device, wanted, ready)
-        else:
-            self.asleep[device] = True
+                return _W, now
+        return (wanted, ready) if ready < UNKNOWN else (_NONE, UNKNOWN)
 
-    def _run(self, device: int, kind: int, start: float) -> None:
-        done, order = self.done[device], self.orders[device]
+    def _first(self, device: _Device, now: float, forward: float, backward: float) -> tuple[int, float]:
+        """Before the first B: forwards, as long as they do not delay it."""
+        in_time = backward == UNKNOWN or now + device.seconds[_F] <= backward
+        could = forward <= now and not in_time and backward > now
+        self.one_more_mattered |= could
+        if (forward <= now and in_time) or (could and self.one_more):
+            return _F, now
+        if backward <= now or (backward < UNKNOWN and forward <= now) or forward == UNKNOWN != backward:
+            return _B, max(now, backward)
+        return _NONE, min(forward, backward)
+
+    def _begin(self, device: _Device, kind: int, start: float) -> float:
+        """When the piece ends."""
+        order = device.order
         if order:
-            waited_s = self.waited_s[device] + (start - self.clock[device])
-            self.waited_s[device] = waited_s
+            waited_s = device.waited_s + (start - device.clock)
+            device.waited_s = waited_s
             if waited_s > self.most_waited_s:
                 self.most_waited_s = waited_s
-        microbatch = done[kind]
-        done[kind] = microbatch + 1
-        self.held_bytes[device] += self.bytes[device][kind]
-        self.clock[device] = end = start + self.seconds[device][kind]
-        order.append(self.codes[device][kind] + microbatch)
-        heapq.heappush(self.turns, (end, device))
-        if kind == _W:
-            return
-        self.last_forward[device] = kind == _F
-        if kind == _B:
-            if device:
-                self.ready_backward[device - 1][microbatch] = end + self.links[device - 1]
-                self._wake(device - 1, start)
-        elif device < len(self.orders) - 1:
-            self.ready_forward[device + 1][microbatch] = end + self.links[device]
-            self._wake(device + 1, start)
-        else:
-            self.ready_backward[device][microbatch] = end
+        microbatch = device.done[kind]
+        device.done[kind] = microbatch + 1
+        device.held_bytes += device.bytes[kind]
+        order.append(device.codes[kind] + microbatch)
+        duration_s = device.seconds[kind]
+        there_s, ended_s = device.there[kind][microbatch], device.ended_s
+        if len(order) == 1:
+            device.idle_s = 0.0
+        elif there_s > ended_s:
+            device.idle_s += there_s - ended_s
+        device.ended_s = (there_s if there_s > ended_s else ended_s) + duration_s
+        device.clock = end = start + duration_s
+        return end
 
-    def _wake(self, device: int, now: float) -> None:
-        if self.asleep[device]:
-            self.asleep[device] = False
-            heapq.heappush(self.turns, (max(now, self.clock[device]), device))
+    def _tell(
+        self,
+        number: int,
+        kind: int,
+        microbatch: int,
+        start: float,
+        end: float,
+        turns: list[tuple[float, int]],
+    ) -> None:
+        """A forward's or backward's result is on its way to who needs it, who may be asleep until then."""
+        self.devices[number].last_forward = kind == _F
+        if kind == _B:
+            if not number:
+                return
+            other = number - 1
+            device = self.devices[other]
+            device.ready_backward[microbatch] = end + self.links[other]
+            device.there[_B][microbatch] = self.devices[number].ended_s + self.links[other]
+        elif number < len(self.devices) - 1:
+            other = number + 1
+            device = self.devices[other]
+            device.ready_forward[microbatch] = end + self.links[number]
+            device.there[_F][microbatch] = self.devices[number].ended_s + self.links[number]
+        else:
+            self.devices[number].ready_backward[microbatch] = end
+            self.devices[number].there[_B][microbatch] = self.devices[number].ended_s
+            return
+        if device.asleep:
+            device.asleep = False
+            heapq.heappush(turns, (max(start, device.clock), other))
