@@ -8,7 +8,7 @@ _LORA = re.compile(r"\b(q)?-?lora\b")
 _OTHERS = re.compile(
     r"\bq?dora\b|adalora|\bia3\b|prefix[\s_-]?tuning|prompt[\s_-]?tuning|bitfit|galore|\blora[\s_-]?fa\b"
 )
-_FULL = re.compile(r"full([\s_-]*(param\w*|weights?|model|sft|ft))?([\s_-]*fine[\s_-]*tun\w*)?")
+_FULL = re.compile(r"fft|full([\s_-]*(param\w*|weights?|model|sft|ft))?([\s_-]*fine[\s_-]*tun\w*)?")
 _RANK = re.compile(r"(?<=lora)\W*(?:r|rank)?\W*(\d+)\b|\b(?:r|rank)\W{0,2}(\d+)\b")
 _BITS = re.compile(r"(?<![a-z\d])(?:(4|8|16)[\s-]?bits?|(nf4|int[48]))(?![a-z\d])")
 _DTYPE = re.compile(r"(?<![a-z\d])(?:pure[\s_-]?)?(bf16|fp16|fp32|tf32)(?![a-z\d])")

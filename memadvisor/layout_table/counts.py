@@ -20,6 +20,10 @@ _COUNT = re.compile(r"(?<![\w.])(\d+)(?!\s*g(?:i?b)?\b)(?![\w.]*\d)\s*[x*\u00d7]
 _KIND = re.compile(r"^(?:gpus?|cards?|devices?|chips?|accelerators?)\b|[(),]|\bper\b.*", re.IGNORECASE)
 _IN_FRONT = re.compile(r"\s*(\d+)\s*[x*\u00d7]\s*[a-z]", re.IGNORECASE)
 _BEHIND = re.compile(r"(.*\w.*?)\s*(?:(?<!rt)x|[*\u00d7])\s*(\d{1,4})", re.IGNORECASE)  # `A100-80G x 8`
+# `64 A100-SXM4-80GB`; a 3090 Ti is one.
+_SPACED = re.compile(
+    r"\s*(?![2-5]0[5-9]0\b)(\d{1,5})\s+((?:[a-z]+\s+)*[a-z]+[\s-]?\d.*|gaudi.*)", re.IGNORECASE
+)
 _IN_BRACKETS = re.compile(r"\((\d+)\s*[x*\u00d7]?\s*(?:gpus?|cards?)\)", re.IGNORECASE)
 _GRID = re.compile(r"(\d+)\s*[x*\u00d7]\s*(\d+)")
 _CARDS = re.compile(r"(\d[\d,]*)\s*(?:[x*\u00d7]\s*|\s)((?!gpu)[a-z].*)", re.IGNORECASE)
@@ -37,7 +41,16 @@ def counted_nodes(said: dict[str, str]) -> dict[str, str]:
         if found:
             del said[column]
             return {name: word for name, word in found.items() if name not in said}
-    return {}
+    if {"n_gpus", "nodes", "gpu", "gpus_per_node", "dp"} & set(said):
+        return {}
+    cluster = re.sub(
+        r"\d+(?:\.\d+)?\s*[gt]b?(?:it)?(?:/s|ps|e)?\b.*",
+        "",
+        said.get("interconnect", ""),
+        flags=re.IGNORECASE,
+    )
+    found = _nodes_in(cluster.strip(" ,;("), "gpu")  # `4 nodes x 8 H20, 400 Gb/s`
+    return found if {"nodes", "gpus_per_node", "gpu"} <= set(found) else {}
 
 
 def _nodes_in(text: str, column: str) -> dict[str, str]:
@@ -82,6 +95,8 @@ def counted_cards(said: dict[str, str]) -> dict[str, str]:
             return {"n_gpus": said.pop("gpu")}
         number = _IN_FRONT.match(name) or _IN_BRACKETS.search(name)
         is_open = not {"nodes", "gpus_per_node", "dp"} & set(said)
+        if is_open and number is None and (spaced := _SPACED.fullmatch(name)) is not None:
+            return {"n_gpus": spaced[1], "gpu": spaced[2]}
         return {"n_gpus": number[1]} if number is not None and is_open else {}
     text = re.sub(r"\s*[x*\u00d7]\s*$", "", said["n_gpus"])  # `8x`
     grid, cards = _GRID.fullmatch(text), _CARDS.fullmatch(text)

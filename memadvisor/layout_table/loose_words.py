@@ -9,11 +9,12 @@ _TOKENS = re.compile(r"([\d,]+)\s*(?:tokens?|toks?)", re.IGNORECASE)
 _TIMES = re.compile(r"([\d,]+)\s*[x*\u00d7]\s*([\d,]+)(k?)", re.IGNORECASE)
 _SHORTEST = 128  # tokens of a sequence
 _BITS = re.compile(r"(?:bnb[\s_-]*)?(?:(4|8)[\s_-]*bits?|(nf4|int[48]))", re.IGNORECASE)
+_ZEROPP = r"zero[\s_-]*(?:\+\+|pp|plus[\s_-]*plus)"
 _STRATEGIES = {
-    r"zero[\s_-]*(?:\+\+|pp|plus[\s_-]*plus)": {"strategy": "ZeRO-3", "zeropp": "qwz,hpz,qgz"},
+    _ZEROPP: {"strategy": "ZeRO-3", "zeropp": "qwz,hpz,qgz"},
     r"(?:colossal-?ai[\s_-]*)?gemini(?:[\s_-]*(?:ddp|plugin))?": {"strategy": "ZeRO-3"},
     r"(?:optimizer|optimiser)[\s_-]*(?:states?[\s_-]*)?shard(?:ing|ed)": {"strategy": "ZeRO-1"},
-    r"mics": {"strategy": "HYBRID_SHARD"},
+    r"mics|hybrid": {"strategy": "HYBRID_SHARD"},
     r"dp|data[\s_-]*parallel(?:ism)?|horovod|single(?:[\s_-]*(?:gpu|device|card))?": {"strategy": "DDP"},
 }
 
@@ -29,6 +30,10 @@ def _strategy(said: dict[str, str]) -> dict[str, str]:
             return {"strategy": f"PP ({text})"}  # all accelerators are its stages
         del said["strategy"]
         return {} if "schedule" in said else {"schedule": text}
+    options = re.fullmatch(rf"({_ZEROPP})\W*(?:with\s+)?((?:[hq](?:pz|wz|gz)\W*)+)", text, re.IGNORECASE)
+    if options is not None:  # `ZeRO++ (hpZ + qwZ)`
+        names = ",".join(re.findall(r"[a-z]{3}", options[2].lower()))
+        return {"strategy": "ZeRO-3", "zeropp": said.get("zeropp", names)}
     found = next(
         (words for names, words in _STRATEGIES.items() if re.fullmatch(names, text, re.IGNORECASE)), {}
     )

@@ -26,6 +26,11 @@ _DEGREE = re.compile(
     rf"(?<![a-z])({_SHORT}|{_WHOLE}|(?:data|tensor|pipeline)(?=['\"]?\s*[=:(]|\s+\d))['\"]?\s*[-=:_(]?\s*(\d+)",
     re.IGNORECASE,
 )
+# `(TP, PP, DP) = (8, 16, 8)`
+_LISTED = re.compile(
+    rf"\(?((?:(?:{_SHORT}|[dtpc])\s*[,/x*\u00d7-]\s*)+(?:{_SHORT}|[dtpc]))\)?\s*[=:]\s*[(\[]?\s*(\d+(?:\s*[,/x*\u00d7-]\s*\d+)+)",
+    re.IGNORECASE,
+)
 _WAYS = re.compile(
     rf"(\d+)[\s-]*ways?[\s-]*({_SHORT}|{_WHOLE}|data|tensor|pipeline|expert)(?![a-z])", re.IGNORECASE
 )
@@ -150,7 +155,8 @@ def _alone(said: dict[str, str]) -> dict[str, str]:
 
 def _techniques(said: dict[str, str]) -> dict[str, str]:
     text = said.get("strategy", "").lower()
-    found = {column: word for column, word, words in _TECHNIQUES if re.search(words, text)}
+    beside = f"{text} {said.get('parallelism', '').lower()}"  # `FSDP (FULL_SHARD) + AC` of either
+    found = {column: word for column, word, words in _TECHNIQUES if re.search(words, beside)}
     rest = text
     for _, _, words in _TECHNIQUES:
         rest = re.sub(words, " ", rest)
@@ -178,7 +184,13 @@ def _parallelism(said: Mapping[str, str]) -> dict[str, str]:
 def degrees_in(words: str) -> dict[str, str]:
     """What words say of degrees, by column."""
     plain = words.strip().strip("()[]")
-    if _LETTERED.fullmatch(plain):
+    listed = _LISTED.search(words)
+    names, sizes = (
+        (re.findall(r"[a-z]+|\d+", part.lower()) for part in (listed[1], listed[2])) if listed else ((), ())
+    )
+    if listed is not None and len(names) == len(sizes):
+        pairs = list(zip(names, sizes, strict=True))
+    elif _LETTERED.fullmatch(plain):
         pairs = _LETTER.findall(plain)
     elif _BEHIND.fullmatch(plain):
         pairs = [(letter, size) for size, letter in re.findall(r"(\d+)\s*([a-z])", plain, re.IGNORECASE)]
@@ -245,7 +257,10 @@ def _chunks(said: Mapping[str, str]) -> dict[str, str]:
 def _stage(said: Mapping[str, str]) -> dict[str, str]:
     """The stage that stands in a trainer's name: `DeepSpeed ZeRO-2`, `FSDP (SHARD_GRAD_OP)`."""
     found = _STAGE.search(said.get("framework", "").lower())
-    return {} if found is None or "strategy" in said or "zero_stage" in said else {"strategy": found.group()}
+    rest = said.get("strategy", "")
+    if found is None or "zero_stage" in said or _says_who_shards(rest):
+        return {}
+    return {"strategy": _joined(found.group(), rest)}
 
 
 def _sharded(said: dict[str, str]) -> dict[str, str]:
