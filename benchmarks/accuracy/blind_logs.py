@@ -27,7 +27,7 @@ def _executed_llama2_7b(table: pd.DataFrame) -> pd.Series:
     return per_token * tokens / (table.hfu_tflops_per_gpu * 1e12 * table.n_gpus)
 
 
-def _from_megatron_flops(table: pd.DataFrame, flops_per_s: pd.Series) -> pd.Series:
+def from_megatron_flops(table: pd.DataFrame, flops_per_s: pd.Series) -> pd.Series:
     """From FLOP/s as Megatron Core counts them: the products of a token with the experts that it passes, the head's, and half of
     attention.
     """
@@ -65,7 +65,7 @@ LOGS = (
         source="TWIST, its comparison with Megatron-LM (github.com/DHelix-AI/dhelix, March 2026), Megatron-LM's rows",
         note="Models of Qwen3 32B's and 14B's shape on 32 H800 and 8 H200 by Megatron Core 0.14 with FlashAttention 3, three layouts of 4,096 and 8,192 tokens. "
         "The vocabulary is not given: Qwen3's is taken. Steps follow from the published MFU, in whole per cent of the H200.",
-        seconds=lambda table: _from_megatron_flops(table, table.mfu_pct / 100 * _H800_FLOPS_PER_S),
+        seconds=lambda table: from_megatron_flops(table, table.mfu_pct / 100 * _H800_FLOPS_PER_S),
         group="gpu",
     ),
     Published(
@@ -80,7 +80,7 @@ LOGS = (
         source="A search of layouts on Alps (github.com/Zeltrxn2333/lsaie-ss26-gipfelsturm, May 2026), launched as its launch-mp.sh has it",
         note="Models of 8B to 140B, of Qwen's, Llama's and Mixtral's shapes, by Megatron Core 0.16 on 4 to 32 GH200, gradients of 16 bits. Steps follow from Megatron's FLOP/s. "
         "Moments in 16 bits, which the columns cannot say, matter little to them.",
-        seconds=lambda table: _from_megatron_flops(table, table.tflops_per_gpu * 1e12),
+        seconds=lambda table: from_megatron_flops(table, table.tflops_per_gpu * 1e12),
     ),
     Published(
         name="megatron_memory_gh200",

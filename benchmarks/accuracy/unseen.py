@@ -19,6 +19,7 @@ from benchmarks.accuracy.blind_machines import FIRST_MACHINES, MACHINES
 from benchmarks.accuracy.blind_measured import FIRST_MEASURED, MEASURED
 from benchmarks.accuracy.blind_recipes import FIRST_RECIPES, RECIPES
 from benchmarks.accuracy.blind_suites import FIRST_SUITES, SUITES
+from benchmarks.accuracy.blind_sweeps import FIRST_SWEEPS, SWEEPS
 from benchmarks.accuracy.blind_trainers import FIRST_TRAINERS, TRAINERS
 from benchmarks.accuracy.blind_two_trainers import FIRST_TWO_TRAINERS, TWO_TRAINERS
 from benchmarks.accuracy.measures import (
@@ -193,6 +194,7 @@ UNSEEN = (
     *CAMPAIGNS,
     *CARDS,
     *LOGS,
+    *SWEEPS,
 )
 
 
@@ -214,7 +216,7 @@ def unseen_page(frames: Mapping[str, pd.DataFrame]) -> str:
         "",
         "These tables were entered and predicted once before an error of theirs was known (*blind*). What they showed was then mended "
         "where physics or the habit of a trainer explains it, for all rows; *today* is after that, and no longer blind. "
-        "Rows that were refused then are of *today* alone: 16 of maxtext_tpu, 14 of tpu_recipes, all of gaudi2_llama, one of torchtune_offload, four of lambda_bert and eight of surogate_lora.",
+        "Rows that were refused then are of *today* alone: 16 of maxtext_tpu, 14 of tpu_recipes, all of gaudi2_llama and paddle_zb_3090, one of torchtune_offload, four of lambda_bert and eight of surogate_lora.",
         "",
         *_blind(frames),
         "## Step time",
@@ -261,6 +263,7 @@ def _blind(frames: Mapping[str, pd.DataFrame]) -> list[str]:
         | FIRST_CAMPAIGNS
         | FIRST_CARDS
         | FIRST_LOGS
+        | FIRST_SWEEPS
     ).items():
         frame = frames[name]
         time, memory = (

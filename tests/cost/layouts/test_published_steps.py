@@ -119,6 +119,13 @@ AT_MOST = {
     "megatron_memory_gh200": (None, 0.07),
     "atorch_llama2_a100": (0.11, 0.42),
     "te_gpt2xl_hopper": (0.11, None),
+    "lumen_mi350x": (0.2, 0.07),
+    "megatron_mi355x": (0.29, 0.08),
+    "enoki_h100": (0.7, 0.22),
+    "megatron_32b_gh200": (0.14, None),
+    "paddle_zb_3090": (0.13, 0.22),
+    "scaletorch_910": (0.45, 0.27),
+    "swift_h100": (0.14, 0.33),
 }
 
 
