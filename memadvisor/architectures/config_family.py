@@ -87,6 +87,11 @@ _GLM_5 = {
     "v_head_dim": 256, "index_n_heads": 32, "n_group": 1, "topk_group": 1,
 }  # fmt: skip
 _ERNIE = {"moe_num_experts": 64, "tie_word_embeddings": True}
+_GLM_4_7_FLASH = {
+    **_gated("glm4_moe_lite", 47, 2048, (20, 20), 10240, 154880), "moe_intermediate_size": 1536, "q_lora_rank": 768, "kv_lora_rank": 512,
+    "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "n_routed_experts": 64, "n_shared_experts": 1,
+    "num_experts_per_tok": 4, "first_k_dense_replace": 1,
+}  # fmt: skip
 
 # https://huggingface.co/cerebras, Salesforce, EleutherAI, bigcode, facebook, togethercomputer, CohereLabs, ibm-granite, mistralai,
 # microsoft, upstage, openlm-research, stabilityai, deepseek-ai, internlm, zai-org, rednote-hilab, baidu, MiniMaxAI, openai,
@@ -137,6 +142,22 @@ _CONFIGS: dict[str, Config] = {
     "ernie-4.5-21b-a3b": {
         **_gated("ernie4_5_moe", 28, 2560, (20, 4), 12288, 103424), **_ERNIE, "moe_intermediate_size": 1536, "moe_k": 6,
     },
+    "ernie-4.5-300b-a47b": {
+        **_gated("ernie4_5_moe", 54, 8192, (64, 8), 28672, 103424), "moe_num_experts": 64, "moe_k": 8, "moe_intermediate_size": 3584,
+        "moe_layer_start_index": 3, "moe_num_shared_experts": 0, "tie_word_embeddings": False,
+    },
+    "hunyuan-a13b": {
+        **_gated("hunyuan_v1_moe", 32, 4096, (32, 8), 3072, 128167), "head_dim": 128, "num_experts": 64, "moe_topk": 8,
+        "num_shared_expert": 1, "tie_word_embeddings": True,
+    },
+    "glm-4.7-flash": _GLM_4_7_FLASH,
+    "apertus-8b": _gated("apertus", 32, 4096, (32, 8), 21504, 131072),
+    "apertus-70b": _gated("apertus", 80, 8192, (64, 8), 43008, 131072),
+    "aya-expanse-32b": _gated("cohere", 40, 8192, (64, 8), 24576, 256000),
+    "command-r7b": {**_gated("cohere2", 32, 4096, (32, 8), 14336, 256000), "head_dim": 128},
+    "command-a-111b": {**_gated("cohere2", 64, 12288, (96, 8), 36864, 256000), "head_dim": 128},
+    "exaone-4.0-32b": _gated("exaone4", 64, 5120, (40, 8), 27392, 102400),
+    "afm-4.5b": _gated("arcee", 36, 2560, (20, 4), 18432, 128004),
     "minimax-text-01": {
         **_gated("minimax", 80, 6144, (64, 8), 9216, 200064), "head_dim": 128, "num_local_experts": 32,
         "attn_type_list": [0, 0, 0, 0, 0, 0, 0, 1] * 10,

@@ -41,6 +41,10 @@ def _opt(name: str, n_layers: int, hidden: int, n_heads: int) -> Architecture:
     return dataclasses.replace(_gpt(name, n_layers, hidden, n_heads, 50272, 2050), code=code)
 
 
+def _galactica(name: str, n_layers: int, hidden: int, n_heads: int) -> Architecture:
+    return dataclasses.replace(_opt(name, n_layers, hidden, n_heads), vocab=50000, biases=False)
+
+
 def _bloom(name: str, n_layers: int, hidden: int, n_heads: int) -> Architecture:
     return dataclasses.replace(_gpt(name, n_layers, hidden, n_heads, 250880, 0), embedding_norm=True)
 
@@ -198,6 +202,10 @@ _MPT = (
 _FALCON = (
     _falcon("falcon-7b", 32, 4544, 71, 1, 1),
     _falcon("falcon-40b", 60, 8192, 128, 8, 2),
+    # arXiv:2211.09085, table 1.
+    _galactica("galactica-6.7b", 32, 4096, 32),
+    _galactica("galactica-30b", 48, 7168, 56),
+    _galactica("galactica-120b", 96, 10240, 80),
     _falcon("falcon-180b", 80, 14848, 232, 8, 2),
 )
 # https://huggingface.co/microsoft/phi-1_5 and phi-2, config.json.

@@ -287,11 +287,18 @@ _OTHER = (
     # arXiv:2501.00656, table 3: norms over all queries and all keys.
     _llama("olmo2-7b", 32, 4096, (32, 32), 11008, 100352, qk_norm=8192),
     _llama("olmo2-13b", 40, 5120, (40, 40), 13824, 100352, qk_norm=10240),
+    _llama("olmo2-32b", 64, 5120, (40, 8), 27648, 100352, qk_norm=6144),
     # https://huggingface.co/allenai/Olmo-3-1025-7B and Olmo-3-1125-32B, config.json: three layers in four see 4,096 tokens.
     _llama("olmo3-7b", 32, 4096, (32, 32), 11008, 100278, qk_norm=8192, window=4096, full_every=4),
     _llama("olmo3-32b", 64, 5120, (40, 8), 27648, 100278, qk_norm=6144, window=4096, full_every=4),
     # arXiv:2409.02060; transformers' OlmoeConfig, with experts of 1024.
     _llama("olmoe-1b-7b", 16, 2048, (16, 16), 1024, 50304, qk_norm=4096, experts=_sparse(64, 8, 1024)),
+    # https://github.com/yandex/YaLM-100B, examples/generate_interactive.sh: its table of tokens is 2,048 wide, here as all else.
+    _llama("yalm-100b", 80, 10240, (128, 128), 27308, 128000, tied=True),
+    # arXiv:2310.19341; https://huggingface.co/xverse/XVERSE-65B and OrionStarAI/Orion-14B-Base, config.json.
+    _llama("skywork-13b", 52, 4608, (36, 36), 12288, 65519),
+    _llama("xverse-65b", 80, 8192, (64, 64), 22016, 100534),
+    _llama("orion-14b", 40, 5120, (40, 40), 15360, 84608),
     # arXiv:2204.02311, table 1 (one head of keys and values), and arXiv:2201.08239, table 7.
     _llama("palm-8b", 32, 4096, (16, 1), 16384, 256000, head_dim=256, tied=True),
     _llama("palm-62b", 64, 8192, (32, 1), 32768, 256000, head_dim=256, tied=True),

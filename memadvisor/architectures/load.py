@@ -31,6 +31,7 @@ from memadvisor.architectures.hugging_face import architecture_from_config
 from memadvisor.architectures.hybrid_family import HYBRID_FAMILY
 from memadvisor.architectures.image_family import IMAGE_FAMILY
 from memadvisor.architectures.llama_family import LLAMA_FAMILY
+from memadvisor.architectures.other_names import OTHER_NAMES
 from memadvisor.architectures.vision_transformers import VISION_TRANSFORMERS
 from memadvisor.errors import UsageError
 from memadvisor.json_field import where_broken
@@ -47,151 +48,8 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     + VISION_TRANSFORMERS
 )
 
-# Other names of the same shapes.
-_ALSO = {
-    "gpt2-small": "gpt2",
-    "gpt2-124m": "gpt2",
-    "gpt2-1.5b": "gpt2-xl",
-    "gpt3": "gpt3-175b",
-    "gpt-175b": "gpt3-175b",
-    "gpt3-small": "gpt3-125m",
-    "gpt3-medium": "gpt3-350m",
-    "gpt3-large": "gpt3-760m",
-    "gpt3-xl": "gpt3-1.3b",
-    "gpt-j": "gpt-j-6b",
-    "bloom": "bloom-176b",
-    "megatron-1008b": "megatron-1t",
-    "megatron-529.6b": "megatron-530b",
-    "mt-nlg-530b": "megatron-530b",
-    "turing-nlg-530b": "megatron-530b",
-    "turing-nlg-17b": "turing-nlg",
-    "t-nlg": "turing-nlg",
-    "gptj-6b": "gpt-j-6b",
-    "gpt-neox": "gpt-neox-20b",
-    "llama-30b": "llama-33b",
-    "codellama-34b": "llama2-34b",
-    "tinyllama": "tinyllama-1.1b",
-    "llama3-1b": "llama3.2-1b",
-    "llama3.1-8b": "llama3-8b",
-    "llama3.1-70b": "llama3-70b",
-    "llama3.3-70b": "llama3-70b",
-    "llama3.1-405b": "llama3-405b",
-    "deepseek-r1": "deepseek-v3",
-    "qwen2.5-coder-7b": "qwen2.5-7b",
-    "qwen2.5-coder-32b": "qwen2.5-32b",
-    "nemotron4-15b": "nemotron-15b",
-    "nemotron4-340b": "nemotron-340b",
-    "bert-base-uncased": "bert-base",
-    "bert-large-uncased": "bert-large",
-    "bert-base-cased": "bert-base",
-    "bert-large-cased": "bert-large",
-    **{
-        f"esm2-t{layers}-{size}": f"esm2-{size}"
-        for layers, size in ((6, "8m"), (12, "35m"), (30, "150m"), (33, "650m"), (36, "3b"), (48, "15b"))
-    },
-    "llama4-scout-17b-16e": "llama4-scout",
-    "llama4-maverick-17b-128e": "llama4-maverick",
-    "vit-base": "vit-b-16",
-    "vit-large": "vit-l-16",
-    "vit-huge": "vit-h-14",
-    "vit-l": "vit-l-16",
-    "vit-b": "vit-b-16",
-    "vit-h": "vit-h-14",
-    **{
-        f"vit-{letter}-{patch}": f"vit-{size}-patch{patch}-224"
-        for letter, size in (("s", "small"), ("ti", "tiny"))
-        for patch in (16, 32)
-    },
-    **{
-        f"deit-{name}": f"deit-{size}-patch16-224"
-        for size, names in (("tiny", "ti"), ("small", "s"), ("base", "b"))
-        for name in (size, names)
-    },
-    **{
-        f"dinov2-vit{letter}14": f"dinov2-{size}"
-        for letter, size in (("s", "small"), ("b", "base"), ("l", "large"), ("g", "giant"))
-    },
-    "gpt-jt": "gpt-j-6b",
-    "gpt-jt-6b": "gpt-j-6b",
-    **{
-        f"esm2-t{layers}-{size}-ur50d": f"esm2-{size}"
-        for layers, size in ((6, "8m"), (12, "35m"), (30, "150m"), (33, "650m"), (36, "3b"), (48, "15b"))
-    },
-    "vit-base-patch16-224": "vit-b-16",
-    "vit-large-patch16-224": "vit-l-16",
-    "vit-huge-patch14-224": "vit-h-14",
-    "qwq-32b": "qwen2.5-32b",
-    "qwen3-coder-30b-a3b": "qwen3-30b-a3b",
-    "qwen3.6-35b-a3b": "qwen3.5-35b-a3b",
-    "deepseek-r1-distill-qwen-7b": "qwen2.5-7b",
-    "deepseek-r1-distill-qwen-14b": "qwen2.5-14b",
-    "deepseek-r1-distill-qwen-32b": "qwen2.5-32b",
-    "deepseek-r1-distill-llama-8b": "llama3-8b",
-    "deepseek-r1-distill-llama-70b": "llama3-70b",
-    "vicuna-7b": "llama2-7b",
-    "vicuna-13b": "llama2-13b",
-    "smollm2-135m": "smollm-135m",
-    "smollm2-360m": "smollm-360m",
-    "smollm2-1.7b": "smollm-1.7b",
-    "phi-3.5-mini": "phi-3-mini",
-    "phi-3-mini-3.8b": "phi-3-mini",
-    "stablelm-3b-4e1t": "stablelm-3b",
-    "olmoe-1b-7b-0924": "olmoe-1b-7b",
-    "olmoe-1b-7b-0125": "olmoe-1b-7b",
-    "olmo2-1124-7b": "olmo2-7b",
-    "olmo2-1124-13b": "olmo2-13b",
-    "olmo3-1025-7b": "olmo3-7b",
-    "olmo3-1125-32b": "olmo3-32b",
-    "olmo3.1-32b": "olmo3-32b",
-    "intellect-3": "glm-4.5-air",
-    "glm-4.6": "glm-4.5",
-    "qwen3-coder-480b": "qwen3-coder-480b-a35b",
-    "mistral-small-3.1-24b": "mistral-small-24b",
-    "mistral-small-3.2-24b": "mistral-small-24b",
-    "internlm2.5-7b": "internlm2-7b",
-    "internlm2.5-20b": "internlm2-20b",
-    "internlm2-5-7b": "internlm2-7b",
-    "internlm2-5-20b": "internlm2-20b",
-    "deepseek-v3.1": "deepseek-v3",
-    "deepseek-v3-0324": "deepseek-v3",
-    "deepseek-v3.2-exp": "deepseek-v3.2",
-    "minimax-m1": "minimax-text-01",
-    "jamba-1.5-mini": "jamba-v0.1",
-    "llama3.1-nemotron-70b": "llama3-70b",
-    "zephyr-7b": "mistral-7b",
-    "alpaca-7b": "llama-7b",
-    "openllama-7b": "llama-7b",
-    "openllama-13b": "llama-13b",
-    "dolly-v2-3b": "pythia-2.8b",
-    "dolly-v2-12b": "pythia-12b",
-    "starcoder": "starcoder-15b",
-    "starcoderbase": "starcoder-15b",
-    "command-r": "command-r-35b",
-    "command-r-v01": "command-r-35b",
-    "c4ai-command-r-v01": "command-r-35b",
-    "command-r-plus": "command-r-plus-104b",
-    "c4ai-command-r-plus": "command-r-plus-104b",
-    "aya-23-35b": "command-r-35b",
-    "whisper-large": "whisper-large-v2",
-    "nllb-200-distilled-600m": "nllb-200-600m",
-    "distilbert-base-uncased": "distilbert-base",
-    **{f"bloomz-{size}": f"bloom-{size}" for size in ("560m", "1b1", "1b7", "3b", "7b1", "176b")},
-    **{f"granite-3.{at}-{size}": f"granite-3-{size}" for at in range(4) for size in ("2b", "8b")},
-    **{
-        f"codegen-{size}-{kind}": f"codegen-{size}"
-        for size in ("350m", "2b", "6b", "16b")
-        for kind in ("mono", "multi", "nl")
-    },
-    "t0-3b": "flan-t5-xl",
-    "t0": "flan-t5-xxl",
-    "t0pp": "flan-t5-xxl",
-    **{f"t5-v1-1-{size}": f"flan-t5-{size}" for size in ("small", "base", "large", "xl", "xxl")},
-    **{f"t5-v1.1-{size}": f"flan-t5-{size}" for size in ("small", "base", "large", "xl", "xxl")},
-    "ul2": "flan-ul2",
-    **{f"mt0-{size}": f"mt5-{size}" for size in ("small", "base", "large", "xl", "xxl")},
-}
 _SUFFIXES = re.compile(
-    r"(-(hf|base|instruct|thinking|think|sft|2[3-9](0[1-9]|1[0-2])|chat|it|v0\.[0-9]|4k|8k|128k|deduped|preview|dense))+$"
+    r"(-(hf|base|instruct|thinking|think|sft|2[3-9](0[1-9]|1[0-2])|chat|it|v0\.[0-9]|4k|8k|128k|deduped|preview|dense|bf16|fp8|pt))+$"
 )
 
 _SIZE_BEHIND = re.compile(
@@ -219,7 +77,7 @@ def _plain(name: str) -> str:
 
 
 _BY_NAME = {_plain(each.name): each for each in ARCHITECTURES}
-_BY_NAME.update({_plain(other): _BY_NAME[_plain(name)] for other, name in _ALSO.items()})
+_BY_NAME.update({_plain(other): _BY_NAME[_plain(name)] for other, name in OTHER_NAMES.items()})
 
 
 def named_architecture(name: str) -> Architecture | None:

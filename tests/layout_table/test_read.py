@@ -352,8 +352,8 @@ def test_pcie_in_words():
         ({"n_experts": "8", "ep": "3"}, "ep 3"),
         ({"dp": "8", "nodes": "3"}, "3 nodes"),
         ({"model": "state-spaces/mamba-790m"}, "no transformer"),
-        ({"model": "Qwen3.5-27B"}, "no transformer"),
-        ({"model": "NVIDIA Nemotron Nano 9B v2"}, "no transformer"),
+        ({"model": "Qwen3.5-72B"}, "no transformer"),
+        ({"model": "NVIDIA Nemotron Nano 12B v2"}, "no transformer"),
     ],
 )
 def test_nonsense_is_one_sentence_and_the_other_rows_stay(columns, said):
