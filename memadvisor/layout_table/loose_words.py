@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
-_EACH = re.compile(r"(\d+)\s*(?:x|(?:/|per)\s*(?:gpu|device|rank|card|replica))", re.IGNORECASE)
+_EACH = re.compile(r"(\d+)\s*(?:x|\(?(?:/|per)\s*(?:gpu|device|rank|card|replica)\)?)", re.IGNORECASE)
 _TOKENS = re.compile(r"([\d,]+)\s*(?:tokens?|toks?)", re.IGNORECASE)
 _TIMES = re.compile(r"([\d,]+)\s*[x*\u00d7]\s*([\d,]+)(k?)", re.IGNORECASE)
+_OF_ALL = r"([\d,]+)\s*\(?(?:global|total|overall)\)?|(?:global|total|overall)\W*([\d,]+)"
 _SHORTEST = 128  # tokens of a sequence
 _BITS = re.compile(r"(?:bnb[\s_-]*)?(?:(4|8)[\s_-]*bits?|(nf4|int[48]))", re.IGNORECASE)
 _ZEROPP = r"zero[\s_-]*(?:\+\+|pp|plus[\s_-]*plus)"
@@ -49,6 +50,12 @@ def _sequences(said: dict[str, str]) -> dict[str, str]:
         words["micro_batch_size"] = each[1]
     elif (tokens := _TOKENS.fullmatch(size)) is not None and (length := _whole(said.get("seq_len", ""))):
         words["micro_batch_size"] = str(max(1, _whole(tokens[1]) // length))
+    for column in ("global_batch_seqs", "batch_size"):
+        whole = re.fullmatch(_OF_ALL, said.get(column, "").strip(), re.IGNORECASE)
+        is_only = column == "global_batch_seqs" or "global_batch_seqs" not in said
+        if whole is not None and is_only:  # `64 (global)`
+            del said[column]
+            words.setdefault("global_batch_seqs", whole[1] or whole[2])
     batch = _TIMES.fullmatch(said.get("global_batch_seqs", ""))
     if batch is not None:  # sequences by tokens of each, or of each replica
         by_tokens = batch[3] or _whole(batch[2]) >= _SHORTEST
@@ -86,5 +93,8 @@ def _schedule(said: dict[str, str]) -> dict[str, str]:
     text = said.get("schedule", "").lower()
     if re.fullmatch(r"1f1b[\s_-]*interleav\w*", text):
         return {"schedule": "interleaved"}
+    chunks = re.fullmatch(r"(?:vpp?|v)[\s_=:-]*(\d+)", text)
+    if chunks is not None:  # `VPP=4`
+        return {"schedule": "interleaved", "chunks": said.get("chunks", chunks[1])}
     named = re.fullmatch(r"(?:afab|gpipe|f-then-b)\s*\([\w\s-]*\)", text)
     return {} if named is None else {"schedule": "gpipe"}

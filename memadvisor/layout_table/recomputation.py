@@ -23,6 +23,11 @@ _KEEPS_PRODUCTS = re.compile(
 _KEEPS_SOME = re.compile(r"save\w+|qkvproj\w*|custom|offload\w*")
 # Parts of a layer that run again and have no word of their own here: Megatron Core's `mlp`, `moe`, `mla_up_proj`.
 _PART_OF_A_LAYER = re.compile(r"mlp|ffn|feed|moe|expert|mla|proj|gelu|silu|rope|embed|linear", re.IGNORECASE)
+# `GC on`, `ckpt off`
+_SWITCH = re.compile(
+    r"\s*(?:(?:activation|gradient|grad|act)[\s_-]*)?(?:gc|ac|ckpt|checkpoint\w*|recomp\w*|remat)[\s:=-]*(?:(on|enabled?|yes|true)|off|disabled?|no|false)\s*",
+    re.IGNORECASE,
+)
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%|(0?\.\d+)")  # of the layers
 _COUNTED = re.compile(r"block\W*(\d+)|(\d+) layers|^([2-9]|[1-9]\d+)$")  # a bare number too
 
@@ -89,6 +94,8 @@ def _plain_text(text: str | None) -> str | None:
         text,
         flags=re.IGNORECASE,
     )
+    if (switch := _SWITCH.fullmatch(text)) is not None:
+        return "true" if switch[1] else "false"
     bare = re.sub(r"\s*\(.*\)\s*$", "", text)
     return bare if bare.lower() in (*YES, *NO) else text
 

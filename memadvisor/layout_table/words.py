@@ -186,9 +186,9 @@ def degrees_in(words: str) -> dict[str, str]:
     plain = words.strip().strip("()[]")
     listed = _LISTED.search(words)
     names, sizes = (
-        (re.findall(r"[a-z]+|\d+", part.lower()) for part in (listed[1], listed[2])) if listed else ((), ())
+        re.findall(r"[a-z]+|\d+", part.lower()) for part in (listed.groups() if listed else ("", ""))
     )
-    if listed is not None and len(names) == len(sizes):
+    if names and len(names) == len(sizes):
         pairs = list(zip(names, sizes, strict=True))
     elif _LETTERED.fullmatch(plain):
         pairs = _LETTER.findall(plain)
@@ -196,8 +196,7 @@ def degrees_in(words: str) -> dict[str, str]:
         pairs = [(letter, size) for size, letter in re.findall(r"(\d+)\s*([a-z])", plain, re.IGNORECASE)]
     else:
         pairs = [(name, size) for size, name in _WAYS.findall(words)]
-        rest = re.sub(r"(?<=\d)(?=[A-Za-z])", " ", _WAYS.sub(" ", words))
-        pairs += _DEGREE.findall(rest)
+        pairs += _DEGREE.findall(re.sub(r"(?<=\d)(?=[A-Za-z])", " ", _WAYS.sub(" ", words)))
     short = [(re.sub(r"[\s_-]*parallel(ism)?$", "", name.lower()), size) for name, size in pairs]
     return {_DEGREES.get(name, name): size for name, size in short}
 
@@ -334,7 +333,7 @@ def _ulysses(said: Mapping[str, str]) -> dict[str, str]:
     return {"cp": str(size), "context_kind": "ulysses"} if ring is None else {"cp": str(size * ring)}
 
 
-_OF_EACH = re.compile(r"(\d+)\s*(?:/|per|a|each)\s*(?:gpu|device|card|rank|replica)s?", re.IGNORECASE)
+_OF_EACH = re.compile(r"(\d+)\s*\(?(?:/|per|a|each)\s*(?:gpu|device|card|rank|replica)s?\)?", re.IGNORECASE)
 
 
 def _of_each_device(said: Mapping[str, str]) -> dict[str, str]:
