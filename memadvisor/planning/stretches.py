@@ -58,12 +58,22 @@ Tables = dict[tuple[tuple[ChainUnit, ...], int], Chain]  # by what each was fill
 
 
 def chain_of(step: CapturedStep) -> tuple[str, ...]:
-    """The longest run of recomputable units that follow each other, each taking what the one before it makes."""
+    """The longest run of recomputable units that follow each other, each taking what the one before it makes.
+
+    A plan names a stretch by its first and last unit in the order of their first execution. A script that leaves blocks out at
+    random may have begun with them in another order than that of the captured step.
+    """
     best: tuple[str, ...] = ()
     current: tuple[str, ...] = ()
+    ran = {unit for unit, _ in step.forwards}
+    place = {unit.name: number for number, unit in enumerate(step.units)}
     for unit in _called_once(step):
         is_of_model = bool(current) and step.models.get(current[-1]) == step.models.get(unit)
-        current = (*current, unit) if is_of_model and _is_fed(step, current[-1], unit) else (unit,)
+        between = step.units[place[current[-1]] + 1 : place[unit]] if is_of_model else ()
+        follows = (
+            is_of_model and place[current[-1]] < place[unit] and all(each.name in ran for each in between)
+        )
+        current = (*current, unit) if follows and _is_fed(step, current[-1], unit) else (unit,)
         best = max(best, current, key=len)
     return best
 

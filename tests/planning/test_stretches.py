@@ -81,6 +81,53 @@ def test_a_block_whose_backward_comes_with_another_micro_batch_is_in_no_chain(pl
     assert "blocks.1" not in chain_of(replace(step, segments=later))
 
 
+def test_units_that_first_ran_in_another_order_than_in_the_captured_step_are_in_no_chain(plain):
+    """As where blocks are left out at random: stretches are named by their ends in the order of first execution."""
+    step = captured_step(plain[0])
+    first = next(unit for unit in step.units if unit.name == "blocks.4")
+    late = (*(unit for unit in step.units if unit is not first), first)
+
+    assert chain_of(replace(step, units=late)) == tuple(f"blocks.{number}" for number in range(5, NUM_BLOCKS))
+
+
+def test_a_unit_that_the_captured_step_left_out_is_in_no_stretch(plain):
+    step = captured_step(plain[0])
+    first = next(unit for unit in step.units if unit.name == "blocks.4")
+    more = [
+        other
+        for unit in step.units
+        for other in ((unit, replace(unit, name="left_out")) if unit is first else (unit,))
+    ]
+
+    assert chain_of(replace(step, units=tuple(more))) == tuple(f"blocks.{n}" for n in range(5, NUM_BLOCKS))
+
+
+class Dropped(Model):
+    """LayerDrop: the first step leaves out a block, with which the second begins."""
+
+    num_calls = 0
+
+    def forward(self, x):
+        self.num_calls += 1
+        x = self.embed(x)
+        for number, block in enumerate(self.blocks):
+            if number != 1 or self.num_calls > 1:
+                x = block(x)
+        return self.head(x)
+
+
+def test_blocks_that_are_left_out_at_random_have_plans(tmp_path):
+    torch.manual_seed(1)
+    model = Dropped([lambda: Mixed(Block(9, 0.1))] * NUM_BLOCKS)
+    with memadvisor.profile(tmp_path / "run", trace_step=2):
+        train(model)
+    run = memadvisor.load(tmp_path / "run")
+    peak_bytes = captured_step(run).peak_bytes
+
+    assert captured_step(run).units[-1].name == "blocks.1"
+    assert best(run, peak_bytes // 2).prediction.peak_bytes <= peak_bytes // 2
+
+
 def test_the_smallest_budget_takes_nested_stretches_and_its_peak_is_measured_to_the_byte(plain, tmp_path):
     run, losses = plain
     peak_bytes = captured_step(run).peak_bytes
