@@ -14,6 +14,7 @@ from memadvisor.analyzers.chunked_step import ChunkedStep, required_chunked_step
 from memadvisor.analyzers.derivatives import copies_released_s, with_derivatives_inside
 from memadvisor.analyzers.fused_step import fused_seconds, with_fused_updates
 from memadvisor.analyzers.gradient_use import leaves_gradients_alone, updates_in_pieces
+from memadvisor.analyzers.late_backwards import with_forwards_of_their_backwards
 from memadvisor.analyzers.lent_modules import lenders
 from memadvisor.analyzers.nested_backwards import with_nested_backwards
 from memadvisor.analyzers.observed_collectives import observed_collectives
@@ -232,6 +233,7 @@ def _as_asked(
     """The rank as it is planned for, but for a loss in chunks, whose passes are asked for more."""
     rank = with_nested_backwards(with_passes_apart(rank) if rank.pipeline_stages else rank)
     rank = with_derivatives_inside(rank) if has_derivatives else rank
+    rank = rank if rank.pipeline_stages else with_forwards_of_their_backwards(rank)
     rank = with_fused_updates(rank) if asked.fused_updates else rank
     return rank if asked.autocast is None else required_autocast(rank, workspaces_of)
 
