@@ -116,7 +116,7 @@ class Hooks:
 
     def _first_call_hook(self) -> Callable[..., None]:
         def see(module: torch.nn.Module, args: Any) -> None:
-            if is_compiling():
+            if is_compiling() or torch._C._is_tracing():
                 return
             hooks, number, _ = self._module_entries[0]
             trains = torch.is_grad_enabled() and self._thread.is_ours() and self._is_of_model(module)
@@ -184,8 +184,8 @@ class Hooks:
             if is_dynamo_compiling():  # a constant to Dynamo, which inlines hooks; is_compiling costs more
                 return
             self.num_module_calls += 1
-            if (position.is_quiet and id(module) in plain) or is_compiling():
-                return
+            if (position.is_quiet and id(module) in plain) or is_compiling() or torch._C._is_tracing():
+                return  # torch.jit.trace puts what is asked of a tensor into its graph
             try:
                 ident = get_ident()
                 if ident != thread.ident and not thread.begins(trains=False):
@@ -200,7 +200,7 @@ class Hooks:
             if is_dynamo_compiling() or (position.is_quiet and id(module) in plain) or is_compiling():
                 return
             try:
-                if get_ident() != thread.ident and not thread.is_ours():
+                if torch._C._is_tracing() or (get_ident() != thread.ident and not thread.is_ours()):
                     return
                 leave_module(module, args, *rest)
             except Exception as error:

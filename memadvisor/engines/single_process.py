@@ -116,6 +116,8 @@ class SingleProcess:
         self._depth += 1
         if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not module.training:
             return
+        if torch._C._is_tracing():  # by torch.jit.trace, for a drawing of the model
+            return
         if self._depth == 1 and id(module) not in self._wrappers and self._is_trained(module):
             self._wrap(module)
         wrapper: Any = self._wrappers.get(id(module))

@@ -80,8 +80,8 @@ class UnitForwards:
 
 def _is_transformed() -> bool:
     """Whether torch.func transforms what is called now: its gradients allow no hooks on saved tensors, and its tensors are
-    gone when autograd's backward comes."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    gone when autograd's backward comes. Or torch.jit.trace watches it, which would take what is done around it into its graph."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch._C._is_tracing()
 
 
 class _CompiledForwards:

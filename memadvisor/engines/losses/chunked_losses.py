@@ -171,5 +171,5 @@ class ChunkedLosses:
 
 
 def _is_transformed() -> bool:
-    """Whether torch.func transforms what is called now, and its tensors are not what they seem."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    """Whether torch.func transforms what is called now, and its tensors are not what they seem, or torch.jit.trace watches it."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch._C._is_tracing()

@@ -114,6 +114,10 @@ class Hooks:
         if compiled is not None and any(id(part) in self._never_compiled for part in compiled.modules()):
             raise PlanError(_COMPILED, hint=_NOT_COMPILED)
         observer = self._observer(module)
+        if (
+            observer is None and torch._C._is_tracing()
+        ):  # what is asked of tensors would be in torch.jit.trace's graph
+            return
         if observer is not None and is_capturing():  # replayed, it would use memory that is no longer its
             raise PlanError(CAPTURED, hint=NOT_CAPTURED)
         self._calls += 1
@@ -129,6 +133,8 @@ class Hooks:
         if torch.compiler.is_compiling():
             return
         observer = self._observer(module)
+        if observer is None and torch._C._is_tracing():
+            return
         self._calls = max(0, self._calls - 1)
         if observer is not None:
             observer.leave_module(module, output)
