@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from memadvisor.coded_states import coded_bytes
@@ -182,6 +183,19 @@ def _is_counter(component: str, states: list[OptimizerState], own: dict[str, Par
     return component in SCALARS or any(owner is None or owner.num_elements > 1 for owner in owners)
 
 
+def _copied(
+    states: list[OptimizerState],
+    recorded: Mapping[str, OptimizerState],
+    own: dict[str, Parameter],
+    away: frozenset[str],
+) -> list[Parameter]:
+    """Parameters in whose place an optimizer has copies, flat in one tensor or one by one: those without a state by their name,
+    where states without a name have an element for each of theirs."""
+    nameless = sum(state.num_elements for state in states if state.parameter not in own)
+    left = [p for name, p in own.items() if p.requires_grad and name not in recorded and p.unit not in away]
+    return left if nameless and nameless == sum(parameter.num_elements for parameter in left) else []
+
+
 def _known_component(
     component: str,
     dtype: str,
@@ -209,6 +223,8 @@ def _known_component(
             count = parameter.num_elements
             size_bytes = coded_bytes(count) if (name, component) in coded else item_bytes * count
             share.add(parameter.num_elements, size_bytes, is_sharded=is_sharded)
+    for parameter in () if is_counter or any(stages.values()) else _copied(states, recorded, own, away):
+        share.add(parameter.num_elements, item_bytes * parameter.num_elements, is_sharded=False)
     return StateComponent(
         kind="optimizer_state",
         component=component,

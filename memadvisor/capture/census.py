@@ -15,6 +15,7 @@ from memadvisor.capture.allocator import DeviceBlock, workspace_sizes
 from memadvisor.capture.cpu_account import CpuAccount
 from memadvisor.capture.ddp_buckets import buckets_among
 from memadvisor.capture.ledger import Resident
+from memadvisor.capture.masters import masters
 from memadvisor.capture.models import Models
 from memadvisor.capture.tensor_storage import (
     describe,
@@ -52,12 +53,16 @@ def known_tensors(
         if parameter.grad is not None:
             yield parameter.grad, "gradient", unit
     stepped = list(optimizers)
+    own = [parameter for *_, parameter in models.parameters()]
+    for copy in masters(
+        own, stepped
+    ):  # their gradients are the script's own copies, which no plan's step makes anew
+        yield copy, "optimizer_state", ""
     for optimizer in stepped:
         for owner, state in optimizer.state.items():
             for tensor in state_tensors(state):
                 yield tensor, "optimizer_state", units.get(id(owner), "")
     if not stepped:
-        own = [parameter for *_, parameter in models.parameters()]
         for tensor, owner in wrapped_states(own):
             yield tensor, "optimizer_state", units[id(owner)]
         for owner, state in kept_by_parameters(own):
@@ -295,17 +300,20 @@ def what_is_elsewhere(models: Models, device: torch.device) -> str | None:
 
 
 def optimizer_state_rows(models: Models, optimizers: Iterable[torch.optim.Optimizer]) -> list[OptimizerState]:
-    """Each tensor of each optimizer's state; a parameter that no model knows (a shard) has no name.
+    """Each tensor of each optimizer's state, masters among them; a parameter that no model knows (a shard) has no name.
 
     Once, as the outer one's, where an optimizer holds another and shows its state as its own (SAM, Lookahead).
     """
     names = {id(parameter): name for name, _, parameter in models.parameters()}
-    rows = []
+    rows: list[OptimizerState] = []
     seen: set[tuple[int, str, int]] = set()
     optimizers = list(optimizers)
+    copies = {id(copy) for copy in masters([each for *_, each in models.parameters()], optimizers)}
     inner = {id(held) for optimizer in optimizers for held in vars(optimizer).values()}
     for optimizer in sorted(optimizers, key=lambda each: id(each) in inner):
         kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+        held = [each for group in optimizer.param_groups for each in group["params"] if id(each) in copies]
+        rows += [_state_row("", "master", copy, kind) for copy in held]
         for parameter, state in optimizer.state.items():
             for key, value in state.items() if isinstance(state, dict) else ():
                 for tensor in state_tensors(value):
@@ -313,15 +321,17 @@ def optimizer_state_rows(models: Models, optimizers: Iterable[torch.optim.Optimi
                     if place in seen:
                         continue
                     seen.add(place)
-                    local = list(plain_tensors(tensor))  # of a DTensor this rank's part alone
-                    rows.append(
-                        OptimizerState(
-                            parameter=names.get(id(parameter), ""),
-                            component=str(key),
-                            dtype=describe(tensor)[0],
-                            num_elements=sum(part.numel() for part in local),
-                            size_bytes=sum(part.numel() * part.element_size() for part in local),
-                            optimizer=kind,
-                        )
-                    )
+                    rows.append(_state_row(names.get(id(parameter), ""), str(key), tensor, kind))
     return rows
+
+
+def _state_row(parameter: str, component: str, tensor: torch.Tensor, optimizer: str) -> OptimizerState:
+    local = list(plain_tensors(tensor))  # of a DTensor this rank's part alone
+    return OptimizerState(
+        parameter=parameter,
+        component=component,
+        dtype=describe(tensor)[0],
+        num_elements=sum(part.numel() for part in local),
+        size_bytes=sum(part.numel() * part.element_size() for part in local),
+        optimizer=optimizer,
+    )
