@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from memadvisor.analyzers.clocks import RankClock
 from memadvisor.analyzers.communication import Communication, compute_intervals
-from memadvisor.analyzers.intervals import length
+from memadvisor.analyzers.intervals import length, union
 from memadvisor.analyzers.matching import Matched
 from memadvisor.analyzers.peak import PeakBreakdown
 from memadvisor.analyzers.sides import Key
@@ -20,8 +21,8 @@ from memadvisor.run.run import RankRun
 class RankTimes:
     """One rank beside the others.
 
-    `caused_waiting_s` sums, over the traced step's collectives that this rank was the last to start, the
-    time that each other rank had been waiting for it.
+    `caused_waiting_s` sums over the other ranks the moments of the traced step in which each waited for a
+    collective that this rank was the last to start: of two ranks it is what the other one waited.
     """
 
     rank: int
@@ -83,10 +84,14 @@ def skew(
 
 
 def _caused_waiting_s(ranks: Sequence[RankRun], matched: Mapping[Key, Matched]) -> dict[int, float]:
-    """By rank; empty where no collective could be matched."""
+    """By rank; empty where no collective could be matched. Who waits in several at once waits once."""
     caused = {rank.process.rank: 0.0 for rank in ranks} if matched else {}
+    waits: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
     for match in matched.values():
-        caused[match.last_rank] += sum(match.last_start_s - issue_s for issue_s in match.issue_s.values())
+        for rank, issue_s in match.issue_s.items():
+            waits[match.last_rank, rank].append((issue_s, match.last_start_s))
+    for (awaited, _), moments in waits.items():
+        caused[awaited] += length(union(moments))
     return caused
 
 

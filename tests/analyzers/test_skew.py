@@ -3,6 +3,11 @@ import dataclasses
 import pytest
 
 from memadvisor.analyzers.analysis import analyze
+from memadvisor.analyzers.clocks import align_clocks
+from memadvisor.analyzers.communication import communication
+from memadvisor.analyzers.matching import match_collectives
+from memadvisor.analyzers.skew import skew
+from tests.analyzers.test_clocks import meetings, ranks_with
 from tests.make_run import make_run
 from tests.play_step import TRACED_SLOWDOWN
 
@@ -16,6 +21,22 @@ def test_the_rank_that_starts_late_is_the_straggler():
     assert skew.straggler == 2
     assert caused == pytest.approx([0.0, 0.0, 5 * (2 * delay_s + delay_s)])
     assert skew.ranks[0].waiting_s > skew.ranks[1].waiting_s > skew.ranks[2].waiting_s == 0
+
+
+def test_who_waits_in_several_collectives_at_once_waits_once():
+    """Two reductions under way together: of two ranks, what one waited is what the other one was waited for."""
+    calls = meetings(2, 2, seed=0)
+    for rank, start_s in enumerate((100.0, 101.0)):
+        calls[rank] = [
+            dataclasses.replace(call, issue_s=start_s + 0.1 * number, end_s=102.0)
+            for number, call in enumerate(calls[rank])
+        ]
+    matched = match_collectives(ranks := ranks_with(calls, [0.0, 0.0]))
+    sent = [communication(rank, matched) for rank in ranks]
+    found = skew(ranks, align_clocks(ranks), matched, [None, None], sent, [None, None])
+
+    assert [row.waiting_s for row in found.ranks] == pytest.approx([1.1, 0.0])
+    assert [row.caused_waiting_s for row in found.ranks] == pytest.approx([0.0, 1.1])
 
 
 def test_ranks_in_step_have_no_straggler():
