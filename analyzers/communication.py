@@ -80,9 +80,9 @@ class Communication:
 
 
 def communication(rank: RankRun, matched: Mapping[Key, Matched]) -> Communication | None:
-    """Analyse one rank's collectives, `matched` with the other ranks'. None when no step was traced."""
+    """Analyse one rank's collectives, `matched` with the other ranks'. None when no step was traced, or its record is lost."""
     step = rank.traced_step
-    if step is None:
+    if step is None or (rank.has_lost_trace and not rank.collectives):
         return None
     own = traced_collectives(rank)
     compute = compute_intervals(rank)

@@ -27,6 +27,11 @@ def traced_ranks(run: Run, of_rank: int | None) -> tuple[list[RankRun], RankRun,
                 "No training step was seen in this run, so nothing is known of its memory.",
                 hint="`memadvisor show` says what was seen of it.",
             )
+        if any(rank.has_lost_trace for rank in named):
+            raise UsageError(
+                "The traced step's record is lost, so nothing is known of this run's memory.",
+                hint="`memadvisor show` says what of the run is damaged; profile the script again.",
+            )
         other = next((f"; or with {rank.trace_option}" for rank in named if rank.trace_option), "")
         raise UsageError(
             "No step of this run was traced, so nothing is known of its memory.",

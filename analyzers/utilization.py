@@ -98,6 +98,7 @@ def _conventions(
                     why = str(error)
         elif flops is None:
             why = "no step was traced" if rank.traced_step is None else "no product was seen"
+            why = rank.why_untraced if rank.has_lost_trace else why
         conventions[name] = Convention(flops_per_step=flops, mfu=share(flops), reason=why)
     return shape, conventions
 

@@ -132,8 +132,8 @@ def _memory(analysis: Analysis, limits: Limits) -> Iterator[Gate]:
     ranks = analysis.ranks
     if limits.max_peak_bytes is not None:
         figures = [
-            Figure(rank=r.rank, value=r.known_peak_bytes, why=_where_it_peaked(r, analysis.larger_steps))
-            for r in ranks
+            Figure(rank=r.rank, value=r.known_peak_bytes, why=_where_it_peaked(r, recorded, analysis.larger_steps))
+            for r, recorded in zip(ranks, analysis.run.ranks, strict=True)
         ]
         yield hold("max_peak_bytes", "peak", "bytes", limits.max_peak_bytes, figures)
     if limits.max_reserved_bytes is not None:
@@ -144,17 +144,21 @@ def _memory(analysis: Analysis, limits: Limits) -> Iterator[Gate]:
         yield hold("max_reserved_bytes", "reserved", "bytes", limits.max_reserved_bytes, figures)
     if limits.max_unexplained is not None:
         figures = [
-            Figure(rank=r.rank, value=r.peak.unexplained_fraction if r.peak else None, why=_of_the_peak(r))
-            for r in ranks
+            Figure(
+                rank=r.rank,
+                value=r.peak.unexplained_fraction if r.peak else None,
+                why="of the traced step's peak" if r.peak else recorded.why_untraced,
+            )
+            for r, recorded in zip(ranks, analysis.run.ranks, strict=True)
         ]
         yield hold("max_unexplained", "unexplained", "fraction", limits.max_unexplained, figures)
 
 
-def _where_it_peaked(rank: RankAnalysis, larger: LargerSteps | None) -> str:
+def _where_it_peaked(rank: RankAnalysis, recorded: RankRun, larger: LargerSteps | None) -> str:
     if rank.known_peak_bytes is None:
         return "no step with the allocator's count was finished"
     if rank.peak is None:
-        return "no step was traced"
+        return recorded.why_untraced if recorded.has_lost_trace else "no step was traced"
     is_traced = rank.known_peak_bytes == rank.peak.allocated_bytes
     if not is_traced:
         return "in another step than the traced one"
@@ -167,10 +171,6 @@ def _why_not_reserved(rank: RankAnalysis, recorded: RankRun) -> str:
         return ""
     is_cpu = recorded.process.device == "cpu"
     return "a CPU's allocator keeps no such count" if is_cpu else "no step was finished"
-
-
-def _of_the_peak(rank: RankAnalysis) -> str:
-    return "of the traced step's peak" if rank.peak else "no traced step was finished"
 
 
 def _time(analysis: Analysis, limits: Limits) -> Iterator[Gate]:
@@ -205,7 +205,7 @@ def _of_which_peak(rank: RankAnalysis, recorded: RankRun) -> str:
     """Against what utilization is measured, or why it cannot be."""
     used = rank.utilization
     if used.model_flops_per_step is None:
-        return "no traced step was finished"
+        return recorded.why_untraced
     if used.step_time_s is None:
         return "no timed step was finished"
     if used.peak_flops_per_s is None:
@@ -224,7 +224,7 @@ def _step_time(rank: RankAnalysis) -> Figure:
 def _exposed(rank: RankAnalysis, recorded: RankRun) -> Figure:
     traffic = rank.communication
     if traffic is None:
-        return Figure(rank=rank.rank, value=None, why="no traced step was finished")
+        return Figure(rank=rank.rank, value=None, why=recorded.why_untraced)
     if traffic.exposed_fraction is None:
         is_cpu = recorded.process.device == "cpu"
         why = "no operation's end was seen" if is_cpu else "when a device computes cannot be seen"

@@ -71,7 +71,7 @@ def _figures(view: View) -> list[Text]:
 def _memory(view: View, width: int) -> list[Text]:
     peak = view.result.peak
     if peak is None:
-        reason = why_untraced(view) or "The traced step left no storages behind."
+        reason = why_untraced(view) or ""
         return [paragraph(("Peak memory  not recorded", "bold")), paragraph((reason, "dim")), Text("")]
     source = "by the allocator" if peak.is_allocators else "summed over storages; the allocator kept none"
     rows = [

@@ -13,7 +13,9 @@ from memadvisor.units import counted
 
 NOT_TRACED = "No traced step yet. It follows the warm-up; what is timed already stands under Steps."
 NO_STEP = "No step has ended yet."
+NOT_WRITTEN = "The traced step has ended, and its record is being written."
 NEVER_TRACED = "The run ended before a step was traced, so this was not recorded."
+LOST_TRACE = "The traced step's record is lost: profile the script again. Notes says what of the run is damaged."
 LOST = "No traced step is in what can be read of this run: part of it is damaged, as Notes says."
 
 
@@ -65,6 +67,8 @@ class Pane(Vertical):
 
 def why_untraced(view: View) -> str | None:
     """The sentence for figures that only a traced step has; None once there is one."""
+    if view.rank.has_lost_trace:
+        return LOST_TRACE if view.has_ended else NOT_WRITTEN
     if view.rank.traced_step is not None:
         return None
     if not view.has_ended:

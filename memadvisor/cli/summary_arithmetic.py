@@ -25,7 +25,7 @@ _WORDS = {
 def utilization(used: Utilization, recorded: RankRun, convention: str) -> RenderableType:
     """MFU in one convention, HFU, and what the other conventions say."""
     if used.model_flops_per_step is None:
-        return heading("Utilization", f"FLOPs {NOT_RECORDED}: no traced step was finished")
+        return heading("Utilization", f"FLOPs {NOT_RECORDED}: {recorded.why_untraced}")
     chosen = used.conventions[convention]
     flops = (
         f"{_needed(chosen.flops_per_step, convention)}, "

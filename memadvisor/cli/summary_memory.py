@@ -63,10 +63,10 @@ def why_no_peak(recorded: RankRun) -> str:
     """The run was cut short, or damaged."""
     if recorded.traced_step is None:
         option = recorded.trace_option
-        return "no traced step was finished" + (
+        return recorded.why_untraced + (
             f"; `profile {option}` traces one of its {counted(len(recorded.steps), 'step')}" if option else ""
         )
-    return "a step was traced, but its storages are missing"
+    return recorded.why_untraced
 
 
 def peak_parts(found: PeakBreakdown) -> list[tuple[str, int]]:

@@ -141,7 +141,7 @@ def _operators(kept: SavedBytes | None) -> Text:
 def communication(rank: RankAnalysis, analysis: Analysis) -> RenderableType:
     traffic = rank.communication
     if traffic is None:
-        return heading("Communication", f"{NOT_RECORDED}: no traced step was finished")
+        return heading("Communication", f"{NOT_RECORDED}: {analysis.run.rank(rank.rank).why_untraced}")
     if not traffic.num_calls:
         return heading("Communication", "none in the traced step")
     of_rank = f", rank {rank.rank}" if len(analysis.ranks) > 1 else ""

@@ -67,6 +67,8 @@ def _trouble(view: RankView) -> Iterator[str]:
     way = way_on(run)
     if way is not None:
         yield f"Memory ran out before a step was traced: {way}"
+    elif view.recorded.has_lost_trace:
+        yield "The traced step's record is lost, so memory is not explained: profile the script again."
     elif view.recorded.traced_step is None:
         # More steps of a script that takes none would explain nothing.
         warnings = [note.text for note in view.recorded.notes if note.level == "warning"]

@@ -44,6 +44,8 @@ def _why_none(analysis: Analysis) -> str:
         return "A plan was applied here: what the script itself wastes is read from a run without one."
     if analysis.run.traced_step is None:
         return "Not recorded: no step was traced."
+    if all(rank.has_lost_trace for rank in analysis.run.ranks if rank.traced_step is not None):
+        return "Not recorded: the traced step's record is lost."
     return (
         "None found. Looked for: results that variables hold beyond their use, attention weights kept for the backward, "
         "gradients kept through the forward or held twice, reductions in every micro-batch, optimizers that are not fused, waiting for data, "

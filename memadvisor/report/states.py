@@ -18,7 +18,7 @@ def model_state_table(view: RankView) -> Block:
     states = view.result.model_states
     if states is None:
         why = view.why_untraced
-        if view.recorded.traced_step is not None:
+        if view.recorded.traced_step is not None and not view.recorded.has_lost_trace:
             why = "The traced step had no optimizer step, and model states are those alive when it begins."
         return Missing(name="states", title=title, why=why)
     each = states.bytes_per_parameter

@@ -103,6 +103,16 @@ class RankRun:
         return next((step for step in reversed(self.steps) if step.traced), None)
 
     @property
+    def has_lost_trace(self) -> bool:
+        """A step was traced, and nothing that it held is in what can be read: the run is damaged, or still being written."""
+        return self.traced_step is not None and not self.storages
+
+    @property
+    def why_untraced(self) -> str:
+        """In a few words, where nothing is known of a traced step."""
+        return "the traced step's record is lost" if self.has_lost_trace else "no traced step was finished"
+
+    @property
     def trace_option(self) -> str | None:
         """The option that has one of its steps traced, of a rank that ended with too few to reach the chosen one; its last
         is best, where optimizers have their state. None where one was traced, or more is known of why none was."""

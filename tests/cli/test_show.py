@@ -152,7 +152,34 @@ def test_a_run_that_lost_a_table_is_shown_without_it(table):
     )
 
     assert "train_gpt.py" in shown(run)
-    assert ("its storages are missing" in " ".join(shown(run).split())) == (table == "storages")
+    assert ("the traced step's record is lost" in " ".join(shown(run).split())) == (table == "storages")
+
+
+def test_of_a_lost_trace_nothing_is_said_that_only_a_trace_shows(tmp_path, capsys):
+    """That no rank communicated, that the script wastes nothing or that no step was traced would be made up."""
+    run = lost_trace()
+    directory = str(write_run(run, tmp_path / "run"))
+    said = " ".join(shown(run).split())
+    page = render(analyze(run))
+    steps = page.partition("What to do next")[2].partition("</ol>")[0]
+
+    assert "Communication not recorded: the traced step's record is lost" in said
+    assert "Utilization FLOPs not recorded: the traced step's record is lost" in said
+    assert "<li>The traced step&#x27;s record is lost" in steps and "profile the script again" in steps
+    for untrue in ("None found", "had no optimizer step", "no collective ran", "more steps"):
+        assert untrue not in page
+    assert main(["check", directory, "--max-peak", "1GiB", "--max-unexplained", "1%"]) == 1
+    assert "no step was traced" not in capsys.readouterr().out
+    assert main(["advise", directory, "--memory", "1GiB"]) == 2
+    assert "The traced step's record is lost" in capsys.readouterr().err
+
+
+def lost_trace():
+    """As damage in the middle leaves a run: its steps are there, and nothing of the traced one."""
+    run = make_run(num_ranks=1)
+    lost = dict.fromkeys(("storages", "residuals", "saved", "operators", "collectives", "module_calls"), ())
+    rank = dataclasses.replace(run.ranks[0], **lost)
+    return dataclasses.replace(run, ranks=(rank,), problems=("rank0.journal: checksum mismatch",))
 
 
 def test_a_killed_run_and_one_that_raised_say_so():

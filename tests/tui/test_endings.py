@@ -7,6 +7,7 @@ import pytest
 from memadvisor.run.allocator_records import LiveStorage, OutOfMemory
 from memadvisor.run.documents import Ending, Note
 from memadvisor.units import MIB
+from tests.cli.test_show import lost_trace
 from tests.make_run import make_run, write_run
 from tests.tui.test_app import TABS, drive, screen_text, settle
 
@@ -106,6 +107,14 @@ def test_nothing_is_still_to_come_of_a_run_that_has_ended(without_a_step, out_of
     for directory in (without_a_step, out_of_memory):
         for text in said_under(directory).values():
             assert " yet" not in text and "come with the traced step" not in text
+
+
+def test_of_a_lost_trace_each_tab_says_so(tmp_path):
+    """Memory and Activations were empty, and Communication said that there was none."""
+    said = said_under(write_run(lost_trace(), tmp_path / "run"))
+
+    for tab in ("overview", "memory", "activations", "communication"):
+        assert "The traced step's record is lost" in said[tab]
 
 
 def test_of_a_damaged_run_nobody_says_that_its_traced_step_was_not_there(tmp_path):
