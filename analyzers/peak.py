@@ -17,7 +17,8 @@ NUM_LARGEST = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleBytes:
-    """Bytes of one category at the peak that were born while `module` was the innermost one running."""
+    """Bytes of one category at the peak that were born while `module` was the innermost one running, or, of parameters
+    gathered ahead, that are of the unit `module`."""
 
     module: str
     unit: str

@@ -132,7 +132,11 @@ def _memory(analysis: Analysis, limits: Limits) -> Iterator[Gate]:
     ranks = analysis.ranks
     if limits.max_peak_bytes is not None:
         figures = [
-            Figure(rank=r.rank, value=r.known_peak_bytes, why=_where_it_peaked(r, recorded, analysis.larger_steps))
+            Figure(
+                rank=r.rank,
+                value=r.known_peak_bytes,
+                why=_where_it_peaked(r, recorded, analysis.larger_steps),
+            )
             for r, recorded in zip(ranks, analysis.run.ranks, strict=True)
         ]
         yield hold("max_peak_bytes", "peak", "bytes", limits.max_peak_bytes, figures)

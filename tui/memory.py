@@ -103,7 +103,7 @@ def _row(storage: Storage, width: int) -> Row:
         cells=(
             number(format_bytes(storage.size_bytes)),
             words(storage.category.replace("_", " "), CATEGORY_COLORS.get(storage.category, "")),
-            module(storage.module or storage.unit, width, _BESIDE),
+            module(storage.place, width, _BESIDE),
             operator(storage.operator or ("before the step" if storage.phase == "baseline" else "")),
             words(storage.shape),
             words(storage.dtype),

@@ -15,7 +15,9 @@ NOT_TRACED = "No traced step yet. It follows the warm-up; what is timed already 
 NO_STEP = "No step has ended yet."
 NOT_WRITTEN = "The traced step has ended, and its record is being written."
 NEVER_TRACED = "The run ended before a step was traced, so this was not recorded."
-LOST_TRACE = "The traced step's record is lost: profile the script again. Notes says what of the run is damaged."
+LOST_TRACE = (
+    "The traced step's record is lost: profile the script again. Notes says what of the run is damaged."
+)
 LOST = "No traced step is in what can be read of this run: part of it is damaged, as Notes says."
 
 

@@ -17,6 +17,7 @@ from memadvisor import __version__
 from memadvisor.capture.script import Target, split_command
 from memadvisor.cli.patient_output import patient_stdout
 from memadvisor.errors import MemadvisorError
+from memadvisor.report.escape import visible
 
 # One file a command: memadvisor/cli/<name>.py with configure(parser) and run(arguments) -> exit code.
 COMMANDS = {
@@ -96,7 +97,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 words, target = split_command(words)
     arguments, strange = parser.parse_known_args(words, argparse.Namespace(target=target))
     if strange:  # argparse would have `memadvisor --help` list the options, which has none of the command's
-        commands.choices.get(arguments.command, parser).error(f"unrecognized arguments: {' '.join(strange)}")
+        commands.choices.get(arguments.command, parser).error(
+            f"unrecognized arguments: {visible(' '.join(strange))}"
+        )
     if arguments.command is None:
         parser.print_help(sys.stderr)
         return 2

@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 
 from memadvisor.analyzers.analysis import Analysis, analysis_to_json, analyze
 from memadvisor.analyzers.conventions import CONVENTIONS
+from memadvisor.analyzers.first_changes import WORTH_NAMING
 from memadvisor.analyzers.model_states import expected_text
 from memadvisor.analyzers.utilization import compute_dtype
 from memadvisor.cli import summary, summary_failures, summary_memory, summary_time
@@ -26,6 +27,8 @@ from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.hardware.load import load_hardware, named_hardware
 from memadvisor.report.data_waits import WORTH_CLOSING, wait_in_words
+from memadvisor.report.next_steps import slow_parts
+from memadvisor.report.view import RankView
 from memadvisor.run.run import Run
 from memadvisor.run.store import load_run
 from memadvisor.tui.text import paragraph
@@ -148,6 +151,7 @@ def _short_lines(analysis: Analysis) -> Iterator[RenderableType]:
             f"{format_bytes(traffic.bytes)} a step, exposed {format_seconds(traffic.exposed_s)}, ",
             f"waiting {format_seconds(traffic.waiting_s)} (traced step)",
         )
+    yield from _short_slow_parts(analysis)
     yield from _short_prediction(analysis)
 
 
@@ -156,6 +160,10 @@ def _short_changes(analysis: Analysis) -> Iterator[Labelled]:
     changes = analysis.first_changes(analysis.largest_rank)[:_NUM_CHANGES]
     if changes:
         yield _labelled("change", "what saves most, predicted, each by itself:")
+    elif analysis.run.plan is None and analysis.largest_rank.peak is not None:
+        yield _labelled(
+            "change", f"none was found that saves {format_fraction(WORTH_NAMING)} of the peak or of a step"
+        )
     for change in changes:
         yield _labelled("", (change.saved_in_words, "bold"), f": {change.in_words}")
 
@@ -170,6 +178,15 @@ def _short_waiting(analysis: Analysis) -> Iterator[Labelled]:
     of_rank = f" of rank {longest[0].rank}" if len(analysis.ranks) > 1 else ""
     if said is not None:
         yield _labelled("data", f"{said}{of_rank}")
+
+
+def _short_slow_parts(analysis: Analysis) -> Iterator[Labelled]:
+    """What the report names of a step's time, of the same rank; after a plan its comparison says more."""
+    if analysis.run.plan is not None:
+        return
+    rank = analysis.largest_rank
+    for said in slow_parts(RankView(analysis, analysis.run.rank(rank.rank), rank, 0)):
+        yield _labelled("slow", said)
 
 
 def _labelled(label: str, *pieces: str | tuple[str, str]) -> Labelled:

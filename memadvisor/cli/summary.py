@@ -97,6 +97,8 @@ def ending(analysis: Analysis) -> tuple[str, str]:
                 rank.last_seen_unix_s for rank in analysis.unfinished_ranks if rank.is_alive is False
             )
             return f"ended without a word (killed?), last record {clock_time(last_s)}", "bold red"
+        if not analysis.unfinished_ranks:
+            return "exit code 0 on the ranks that left a record", "bold yellow"
         is_running = alive == {True} and not run.missing_ranks
         return "still running" if is_running else "no ending: killed, or still running", "bold yellow"
     return "exit code 0", "green"

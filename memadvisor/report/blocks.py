@@ -75,6 +75,8 @@ def kinds_html(kinds: Iterable[str], basis: str = "") -> str:
 
 _MOST_ON_A_LINE = 24  # characters of a cell; longer ones are words, not figures, and may be broken
 
+_MOST_IN_A_NAME = 18  # characters; the first column may be about as narrow (style.py)
+
 # Where a long name of a module is broken first; `html_text` writes neither inside an entity.
 _BREAK_AFTER = re.compile(r"[._]")
 
@@ -111,7 +113,7 @@ def _row(cells: Sequence[str], tag: str, num_text: int) -> str:
             kinds, cell = [*kinds, "inner"], cell.removeprefix(INNER)
         css_class = f' class="{" ".join(kinds)}"' if kinds else ""
         text = html_text(cell)
-        if position == 0 and len(cell) > _MOST_ON_A_LINE:
+        if position == 0 and len(cell) > _MOST_IN_A_NAME:
             text = _BREAK_AFTER.sub(r"\g<0><wbr>", text)
         texts.append(f"<{tag}{css_class}>{text}</{tag}>")
     return f"<tr>{''.join(texts)}</tr>"

@@ -62,8 +62,11 @@ def _plan(analysis: Analysis) -> str:
     if compared.budget_bytes is not None:
         held = "held" if compared.within_budget else "did not hold"
         facts.append(f"the budget of {format_bytes(compared.budget_bytes)} {held}")
-    value = f"peak error {_error(compared.peak_bytes).strip(' ()')}"
-    card = _card("Plan: predicted against measured", value, "; ".join(facts), "", (PREDICTED, MEASURED))
+    errors = [f"peak {_error(compared.peak_bytes).strip(' ()')}"]
+    if compared.step_time_s.error_fraction is not None and not compared.unsteady:
+        errors.append(f"step {_error(compared.step_time_s).strip(' ()')}")
+    name = "Plan: error of what was predicted"
+    card = _card(name, ", ".join(errors), "; ".join(facts), "", (PREDICTED, MEASURED))
     return f'<div class="cards"><div class="card wide">{card}</div></div>'
 
 
@@ -199,7 +202,7 @@ def title_of(analysis: Analysis) -> str:
     if rank.peak is None:
         time = rank.step_time
         return (
-            "No traced step"
+            ("No traced step" if analysis.run.ranks[0].steps else "No training step was seen")
             if time is None
             else f"{format_seconds(time.median_s)} a step; memory not recorded"
         )

@@ -22,6 +22,9 @@ from memadvisor.units import counted, format_bytes, format_fraction, format_seco
 WORTH_NAMING = 0.25
 EXPOSED_WORTH_NAMING = 0.1
 UNEXPLAINED_WORTH_NAMING = 0.05
+# Of a model of 60 layers of 16 x 16 an operator takes 3 us of a CPU, with all around it, for 8 samples and 4 us for 512.
+SMALL_OPERATOR_S = 10e-6
+_MANY_OPERATORS = 100
 
 # Of each sort so many, that the whole is read in a minute.
 _NUM_CHANGES = 3
@@ -163,17 +166,10 @@ def _temporaries(peak: PeakBreakdown, share: float, *, is_chunkable: bool) -> st
 
 
 def _time(view: RankView) -> Iterator[str]:
-    time, traffic, skew = view.result.step_time, view.result.communication, view.analysis.skew
+    time, skew = view.result.step_time, view.analysis.skew
     if time is not None and time.median_s > 0:
         yield from _outside(time, view.result.data_waits, view.result.evaluation)
-    step = view.recorded.traced_step
-    exposed_s = None if traffic is None else traffic.exposed_s
-    if step is not None and exposed_s is not None and exposed_s >= EXPOSED_WORTH_NAMING * step.duration_s:
-        share = format_fraction(exposed_s / step.duration_s)
-        why = ""
-        if view.recorded.pipeline_stages:
-            why = " Much of that in a pipeline is waiting for another stage: more micro-batches, or evener stages, shorten it."
-        yield f"Communication without compute beside it takes {share} of the traced step.{why}"
+    yield from slow_parts(view)
     if skew is not None and skew.straggler is not None:
         spread = skew.compute_spread
         if spread is not None and spread >= EXPOSED_WORTH_NAMING:
@@ -181,6 +177,41 @@ def _time(view: RankView) -> Iterator[str]:
                 f"Ranks compute unevenly (spread {format_fraction(spread)}); "
                 f"the others wait most for rank {skew.straggler}."
             )
+
+
+def slow_parts(view: RankView) -> Iterator[str]:
+    """What makes a step long that no change of the script with a prediction shortens."""
+    step, traffic = view.recorded.traced_step, view.result.communication
+    exposed_s = None if traffic is None else traffic.exposed_s
+    if step is not None and exposed_s is not None and exposed_s >= EXPOSED_WORTH_NAMING * step.duration_s:
+        share = format_fraction(exposed_s / step.duration_s)
+        yield f"Communication without compute beside it takes {share} of the traced step{_less_exposed(view)}"
+    yield from _small_operators(view)
+
+
+def _less_exposed(view: RankView) -> str:
+    if view.recorded.pipeline_stages:
+        return ". Much of that in a pipeline is waiting for another stage: more micro-batches, or evener stages, shorten it."
+    if view.recorded.tensor_parallel:
+        return "."
+    way = ": more micro-batches between two updates, or larger ones, make it a smaller share"
+    states = view.result.model_states
+    is_whole = view.analysis.run.plan is None and states is not None and states.zero_stages == (0,)
+    fewer = "; `run --all-reduce-bits 8` sends fewer bytes (lossy)" if is_whole else ""
+    return f"{way}{fewer}."
+
+
+def _small_operators(view: RankView) -> Iterator[str]:
+    """Of a CPU: how far a device is behind the host is another question there, and starting operators costs otherwise."""
+    time, operators = view.result.step_time, view.recorded.operators
+    if time is None or view.recorded.process.device != "cpu" or len(operators) < _MANY_OPERATORS:
+        return
+    each_s = time.median_s / len(operators)
+    if each_s < SMALL_OPERATOR_S:
+        yield (
+            f"A step runs {len(operators)} operators, {format_seconds(each_s)} each: much of that is what starting one takes, "
+            "and no arithmetic. A larger micro-batch gives each more to do."
+        )
 
 
 def _outside(time: StepTime, waits: DataWaits | None, seen: Evaluation | None) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -38,6 +39,8 @@ from memadvisor.report.words import steps_in_words
 from memadvisor.run.run import Run
 
 MAX_DETAILED_RANKS = 16
+# In the title no line ends between a figure and its unit.
+_UNIT, _NO_BREAK = re.compile(r"(?<=\d) (?=%|[KMGT]?i?B\b|[mu]?s\b)"), "\u00a0"
 DETAIL = 300  # see RankView.detail; what two ranks may have is divided among more
 
 
@@ -198,7 +201,7 @@ def _contents(sections: Sequence[Section]) -> str:
 def _top(analysis: Analysis) -> str:
     facts = " · ".join(_facts(analysis.run))
     return (
-        f"<h1>{html_text(title_of(analysis))}</h1>"
+        f"<h1>{_UNIT.sub(_NO_BREAK, html_text(title_of(analysis)))}</h1>"
         f'<p class="facts"><code>{html_text(_command(analysis.run))}</code><br>{html_text(facts)}</p>'
         f"{alert(analysis)}<noscript><p class=alert>The figures are drawn by JavaScript, "
         "which is switched off; tables and texts are complete without it.</p></noscript>"

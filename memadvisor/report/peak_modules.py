@@ -15,6 +15,7 @@ from memadvisor.run.records import UNEXPLAINED, Storage
 from memadvisor.units import format_bytes, format_seconds
 
 NUM_LARGEST_SHOWN = 12
+_NO_MODULE = "(no module)"
 
 
 def peak_by_module(view: RankView) -> Block:
@@ -57,7 +58,7 @@ def _foreground(peak: PeakBreakdown, num_tiles: int) -> Iterator[tuple[str, str,
     for position, row in enumerate(peak.by_module):
         # "(AveragedModel)" is of no model that is trained.
         of_none = row.module if row.module.startswith("(") else unit_name("")
-        unit = row.unit or (of_none if row.module else "(no module)")
+        unit = row.unit or (of_none if row.module else _NO_MODULE)
         inside = row.module.removeprefix(row.unit).removeprefix(".") if row.unit else row.module
         own_bytes = 0 if row.unit or row.module else peak.by_root_bytes.get(row.category, 0)
         for label, size_bytes in ((unit_name(""), own_bytes), (unit, row.size_bytes - own_bytes)):
@@ -138,7 +139,7 @@ def largest_storages(view: RankView) -> Block | None:
         ("module", "category", "made by", "tensor", "bytes"),
         (
             (
-                storage.module or unit_name(storage.unit),
+                storage.place or _root_or_none(storage),
                 category_name(storage.category),
                 _maker(storage),
                 f"{storage.dtype} {storage.shape}".strip(),
@@ -150,6 +151,11 @@ def largest_storages(view: RankView) -> Block | None:
         basis=f"{view.traced_basis}, at {format_seconds(peak.time_s)}, {peak.position}",
         num_text=4,
     )
+
+
+def _root_or_none(storage: Storage) -> str:
+    """As the treemap has it: in a module's forward alone, and that is the root's, or in none."""
+    return unit_name("") if storage.phase == "forward" else _NO_MODULE
 
 
 def _maker(storage: Storage) -> str:

@@ -16,7 +16,7 @@ MAX_NOTES = 200
 _DEFINITIONS = (
     (
         "measured, predicted, theory, datasheet",
-        "Where a figure comes from. Measured: recorded in this run. Predicted: what the applied plan promised. Theory: a formula, cited beside it. Datasheet: the maker's figure for the device; given: the user's own. They are never mixed.",
+        "Where a figure comes from. Measured: recorded in this run. Predicted: worked out of what was recorded, and not run: what a plan, a change or another device would give. Theory: a formula, cited beside it. Datasheet: the maker's figure for the device; given: the user's own. They are never mixed.",
     ),
     ("step", "From the end of one optimizer step to the end of the next."),
     (
@@ -30,7 +30,7 @@ _DEFINITIONS = (
     ("storage", "One allocation of torch's allocator; views share it and count once."),
     (
         "categories",
-        "Every live byte belongs to one: parameter, gradient, optimizer state, activation (kept by autograd for the backward), input, temporary, communication (buffers), other. With unexplained they sum to the peak exactly.",
+        "Every live byte belongs to one: parameter, gradient, optimizer state, activation (kept by autograd for the backward), input, temporary, communication (buffers), weight copy (averages, target networks), other. With unexplained they sum to the peak exactly.",
     ),
     (
         "unexplained",
@@ -98,7 +98,7 @@ def alert(analysis: Analysis) -> str:
     trouble = list(run.problems[:5])
     if run.missing_ranks:
         trouble.append(
-            f"{len(run.missing_ranks)} of {counted(run.manifest.world_size, 'rank')} left no readable record: {_some(run.missing_ranks)}"
+            f"{len(run.missing_ranks)} of {counted(run.manifest.world_size, 'rank')} left no readable record: rank {_some(run.missing_ranks)}"
         )
     if len(run.ranks) + len(run.missing_ranks) > 1:
         trouble += [

@@ -195,9 +195,15 @@ class Storage:
     accumulated_s: float | None = None
 
     @property
+    def place(self) -> str:
+        """The module; of parameters that were gathered for another unit than the one that ran, their unit."""
+        is_ahead = self.category == "parameter" and not f"{self.module}.".startswith(f"{self.unit}.")
+        return self.unit if self.unit and is_ahead else self.module
+
+    @property
     def owner(self) -> str:
-        """The module; of what is no module's, what it was there for before the step, if that is known."""
-        return self.module or (self.operator if self.phase == "baseline" else "")
+        """The place; of what has none, what it was there for before the step, if that is known."""
+        return self.place or (self.operator if self.phase == "baseline" else "")
 
 
 @dataclass(frozen=True, slots=True)

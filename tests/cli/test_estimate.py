@@ -400,3 +400,6 @@ def test_a_strange_argument_is_told_with_the_commands_own_help(capsys):
 
     assert ended.value.code == 2
     assert "memadvisor estimate: unrecognized arguments: llama3-8b" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["estimate", "of two\nlines"])
+    assert len(capsys.readouterr().err.splitlines()) == 1

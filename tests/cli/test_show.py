@@ -195,7 +195,9 @@ def test_a_killed_run_and_one_that_raised_say_so():
     assert "not recorded to its end" in of(*(stopped(rank) for rank in run.ranks))
     assert "unfinished rank 0: not recorded to its end; 8 steps" in of(stopped(alive), other)
     assert "exit code 1 (ValueError)" in shown(make_run(exit_code=1, exception="ValueError"))
-    assert "missing rank 1: no record" in shown(make_run(missing_ranks=(1,)))
+    without_one = shown(make_run(missing_ranks=(1,)))
+    assert "missing rank 1: no record" in without_one
+    assert "exit code 0 on the ranks that left a record" in without_one
 
 
 def test_the_closing_summary_is_short():
@@ -219,6 +221,45 @@ def test_the_closing_summary_says_what_to_change_and_what_that_saves():
     said = " ".join(console.export_text().split())
 
     assert f"each by itself: {change.saved_in_words}: `zero_grad` before the forward" in said
+
+
+def test_the_closing_summary_says_where_there_is_nothing_worth_changing():
+    """It said nothing then, as of a run that nobody had looked into."""
+    run = make_run(num_ranks=1)
+    rank = dataclasses.replace(analyze(run).ranks[0], checkpointing=None, script_changes=())
+    analysis = dataclasses.replace(analyze(run), ranks=(rank,))
+    file = io.StringIO()
+    print_summary(analysis, Console(file=file, width=110))
+
+    assert "change       none was found that saves 5.0 % of the peak or of a step" in file.getvalue()
+
+
+def test_what_makes_a_step_long_is_in_the_closing_summary():
+    """Communication that nothing hides, and operators that are over as soon as they have begun."""
+    run = make_run(num_ranks=2)
+    analysis = analyze(run)
+    step_s = run.ranks[0].traced_step.duration_s
+    traffic = dataclasses.replace(analysis.ranks[0].communication, exposed_s=0.4 * step_s)
+    ranks = tuple(dataclasses.replace(rank, communication=traffic) for rank in analysis.ranks)
+    said = " ".join(_summed_up(dataclasses.replace(analysis, ranks=ranks)).split())
+
+    assert "slow Communication without compute beside it takes 40.0 % of the traced step" in said
+    assert "`run --all-reduce-bits 8` sends fewer bytes (lossy)" in said
+
+    run = make_run(num_ranks=1)
+    [rank] = run.ranks
+    median_s = analyze(run).ranks[0].step_time.median_s
+    for each_s, is_said in ((5e-6, True), (50e-6, False)):
+        many = int(median_s / each_s / len(rank.operators)) + 1
+        short = dataclasses.replace(rank, operators=rank.operators * many)
+        said = " ".join(_summed_up(analyze(dataclasses.replace(run, ranks=(short,)))).split())
+        assert ("A larger micro-batch gives each more to do" in said) == is_said
+
+
+def _summed_up(analysis):
+    file = io.StringIO()
+    print_summary(analysis, Console(file=file, width=110))
+    return file.getvalue()
 
 
 def test_what_the_closing_summary_leaves_unnamed_of_the_peak_is_less_than_what_it_names():
