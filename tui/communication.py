@@ -9,7 +9,7 @@ from textual.widgets import DataTable, Static
 from memadvisor.analyzers.clocks import RankClock
 from memadvisor.analyzers.communication import Communication, OperationBandwidth, TrafficShare
 from memadvisor.analyzers.skew import RankTimes, Skew
-from memadvisor.report.ranks import clocks_in_words
+from memadvisor.report.ranks import clocks_in_words, verdict
 from memadvisor.tui.drawing import stacked_bar
 from memadvisor.tui.pane import Pane, why_untraced
 from memadvisor.tui.table import Column, Row, refill, row_table
@@ -155,11 +155,6 @@ def _rate(bytes_per_s: float | None) -> str:
 def _skew_line(skew: Skew | None) -> Text:
     if skew is None:
         return Text("")
-    straggler = (
-        "nobody holds the others up"
-        if skew.straggler is None
-        else f"rank {skew.straggler} makes the others wait most"
-    )
     spreads = (
         f"step time {format_fraction(skew.step_time_spread)}, compute {format_fraction(skew.compute_spread)}, "
         f"peak {format_fraction(skew.peak_spread)}"
@@ -167,7 +162,7 @@ def _skew_line(skew: Skew | None) -> Text:
     clocks = clocks_in_words(skew)
     return paragraph(
         ("Ranks: ", "bold"),
-        f"{straggler}. Spread: {spreads}. Compute and waits are of the traced step"
+        f"{verdict(skew)} Spread: {spreads}. Compute and waits are of the traced step"
         + (f". {clocks}" if clocks else ""),
     )
 

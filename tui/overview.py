@@ -71,7 +71,7 @@ def _figures(view: View) -> list[Text]:
 def _memory(view: View, width: int) -> list[Text]:
     peak = view.result.peak
     if peak is None:
-        reason = why_untraced(view) or ""
+        reason = why_untraced(view, beside_failure=True) or ""
         return [paragraph(("Peak memory  not recorded", "bold")), paragraph((reason, "dim")), Text("")]
     source = "by the allocator" if peak.is_allocators else "summed over storages; the allocator kept none"
     rows = [
@@ -178,7 +178,7 @@ def _time(view: View, width: int) -> list[Text]:
 def _why_no_time(view: View) -> str:
     if view.rank.steps:
         return "No timed step has ended." if view.has_ended else "No timed step has ended yet."
-    return why_no_step(view)
+    return why_no_step(view, beside_failure=True)
 
 
 def _throughput(view: View, time: StepTime) -> list[Text]:

@@ -67,21 +67,25 @@ class Pane(Vertical):
             first.focus(scroll_visible=False)
 
 
-def why_untraced(view: View) -> str | None:
-    """The sentence for figures that only a traced step has; None once there is one."""
+def why_untraced(view: View, *, beside_failure: bool = False) -> str | None:
+    """The sentence for figures that only a traced step has; None once there is one.
+
+    `beside_failure`: the sentence stands under what is told of memory that ran out, and does not lead there.
+    """
     if view.rank.has_lost_trace:
         return LOST_TRACE if view.has_ended else NOT_WRITTEN
     if view.rank.traced_step is not None:
         return None
     if not view.has_ended:
         return NOT_TRACED
-    why = _why_ended(view)
+    why = "" if beside_failure and view.result.out_of_memory else _why_ended(view)
     return LOST if view.run.problems and not why else f"{NEVER_TRACED} {why}".rstrip()
 
 
-def why_no_step(view: View) -> str:
-    """The sentence where no step has ended."""
-    return f"The run ended before a step had. {_why_ended(view)}".rstrip() if view.has_ended else NO_STEP
+def why_no_step(view: View, *, beside_failure: bool = False) -> str:
+    """The sentence where no step has ended; `beside_failure` as in `why_untraced`."""
+    why = "" if beside_failure and view.result.out_of_memory else _why_ended(view)
+    return f"The run ended before a step had. {why}".rstrip() if view.has_ended else NO_STEP
 
 
 def _why_ended(view: View) -> str:

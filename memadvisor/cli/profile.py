@@ -25,7 +25,7 @@ TAKES_SCRIPT = True
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "memadvisor profile [--nproc N] [-o DIR] [--live] [--trace-step K] [--memory-limit SIZE] SCRIPT|-m MODULE [ARGS...]"
+    parser.usage = "memadvisor profile [--nproc N] [-o DIR] [--live] [--trace-step K] [--memory-limit SIZE] [--max-run-size SIZE] SCRIPT|-m MODULE [ARGS...]"
     parser.epilog = "Options after the script are the script's own. Under torchrun: torchrun ... -m memadvisor profile ..."
     add_recording_options(parser)
     parser.add_argument(

@@ -38,8 +38,9 @@ class RankView:
         """Why nothing that only a traced step records is here."""
         num_steps = len(self.recorded.steps)
         if self.recorded.traced_step is not None:
-            lost = "'s record is lost" if self.recorded.has_lost_trace else " left no record of this"
-            return f"The traced step {self.step.index}{lost}."
+            if self.recorded.has_lost_trace:
+                return f"The record of the traced step {self.step.index} is lost."
+            return f"The traced step {self.step.index} left no record of this."
         steps = f"{num_steps} step{'' if num_steps == 1 else 's'}"
         if self.analysis.run.problems:  # it may have been there
             return f"What can be read of this run holds {steps} of this rank, and no traced one."

@@ -89,6 +89,7 @@ def test_where_memory_ran_out_what_was_asked_and_what_held_the_rest_stand_first(
     assert "6.00 MiB activation blocks.0.mlp 2.00 MiB parameter (model)" in said
     assert "next profile it with a micro-batch that fits" in said
     assert said.index("Out of memory") < said.index("Peak memory")
+    assert "Overview says where" not in said  # here it does
 
 
 @pytest.mark.parametrize("tab", ["memory", "activations", "steps", "communication"])
@@ -107,6 +108,13 @@ def test_nothing_is_still_to_come_of_a_run_that_has_ended(without_a_step, out_of
     for directory in (without_a_step, out_of_memory):
         for text in said_under(directory).values():
             assert " yet" not in text and "come with the traced step" not in text
+
+
+def test_who_waits_is_not_known_where_a_ranks_record_is_missing(tmp_path):
+    """The others' collectives cannot be held against it, and nobody was said to hold them up."""
+    said = said_under(write_run(make_run(num_ranks=3, missing_ranks=(1,)), tmp_path / "run"))["communication"]
+
+    assert "Ranks: Who waits for whom is not recorded." in said
 
 
 def test_of_a_lost_trace_each_tab_says_so(tmp_path):
