@@ -27,7 +27,7 @@ from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.hardware.load import load_hardware, named_hardware
 from memadvisor.report.data_waits import WORTH_CLOSING, wait_in_words
-from memadvisor.report.next_steps import slow_parts
+from memadvisor.report.next_steps import own_tensors, slow_parts
 from memadvisor.report.view import RankView
 from memadvisor.run.run import Run
 from memadvisor.run.store import load_run
@@ -118,6 +118,8 @@ def _short_lines(analysis: Analysis) -> Iterator[RenderableType]:
     yield from summary_failures.short(analysis)
     yield _short_peak(analysis)
     yield from summary.larger(analysis)
+    for said in own_tensors(_of_largest(analysis)):
+        yield _labelled("other", said)
     yield from _short_changes(analysis)
     states, kept, time = rank.model_states, rank.activations, rank.step_time
     if states is not None:
@@ -182,11 +184,14 @@ def _short_waiting(analysis: Analysis) -> Iterator[Labelled]:
 
 def _short_slow_parts(analysis: Analysis) -> Iterator[Labelled]:
     """What the report names of a step's time, of the same rank; after a plan its comparison says more."""
-    if analysis.run.plan is not None:
-        return
+    if analysis.run.plan is None:
+        for said in slow_parts(_of_largest(analysis)):
+            yield _labelled("slow", said)
+
+
+def _of_largest(analysis: Analysis) -> RankView:
     rank = analysis.largest_rank
-    for said in slow_parts(RankView(analysis, analysis.run.rank(rank.rank), rank, 0)):
-        yield _labelled("slow", said)
+    return RankView(analysis, analysis.run.rank(rank.rank), rank, 0)
 
 
 def _labelled(label: str, *pieces: str | tuple[str, str]) -> Labelled:

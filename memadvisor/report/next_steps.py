@@ -105,6 +105,7 @@ def _memory(view: RankView) -> Iterator[str]:
     temporary = _temporaries(peak, shares["temporary"], is_chunkable=is_chunkable)
     if temporary and shares["temporary"] >= max(shares.values()):
         yield temporary
+    yield from own_tensors(view)
     if shares["activation"] >= WORTH_NAMING:
         most = max(kept.units, key=lambda unit: unit.saved_bytes) if kept and kept.units else None
         where = f" {unit_name(most.name)} keeps most, {format_bytes(most.saved_bytes)}." if most else ""
@@ -130,6 +131,24 @@ def _memory(view: RankView) -> Iterator[str]:
     if peak.unexplained_bytes >= UNEXPLAINED_WORTH_NAMING * peak.allocated_bytes:
         share = format_fraction(peak.unexplained_bytes / peak.allocated_bytes)
         yield f"{share} of the peak is unexplained: read the notes before you trust the rest."
+
+
+def own_tensors(view: RankView) -> Iterator[str]:
+    """Where much of the peak is no training's: what the script holds beside it, which no plan moves."""
+    peak = view.result.peak
+    size_bytes = 0 if peak is None else peak.by_category_bytes["other"]
+    if peak is None or size_bytes < WORTH_NAMING * peak.allocated_bytes or not size_bytes:
+        return
+    largest = next((storage for storage in peak.largest if storage.category == "other"), None)
+    most = (
+        ""
+        if largest is None
+        else f"; the largest takes {format_bytes(largest.size_bytes)} ({largest.dtype} {largest.shape})"
+    )
+    yield (
+        f"{format_fraction(size_bytes / peak.allocated_bytes)} of the peak is other, tensors that the script holds beside the "
+        f"training{most}. No plan moves them: read a data set batch by batch, `del` what is not used any more."
+    )
 
 
 def _fewer_states(view: RankView) -> str:

@@ -256,6 +256,37 @@ def test_what_makes_a_step_long_is_in_the_closing_summary():
         assert ("A larger micro-batch gives each more to do" in said) == is_said
 
 
+def test_what_the_script_holds_beside_its_training_is_named_where_it_is_much():
+    """A data set in memory was most of a peak, and all that was said to change was the model."""
+    run = make_run(num_ranks=1)
+    [rank] = run.ranks
+    size_bytes = analyze(run).ranks[0].peak.allocated_bytes
+    own = dataclasses.replace(
+        rank.storages[0],
+        storage_id=10**6,
+        category="other",
+        module="",
+        unit="",
+        size_bytes=size_bytes,
+        birth_s=rank.traced_step.start_s,
+        death_s=None,
+        dtype="float32",
+        shape="[8, 2048, 2048]",
+        phase="baseline",
+    )
+    steps = tuple(
+        dataclasses.replace(step, peak_allocated_bytes=2 * size_bytes) if step.traced else step
+        for step in rank.steps
+    )
+    held = dataclasses.replace(rank, storages=(*rank.storages, own), steps=steps)
+    analysis = analyze(dataclasses.replace(run, ranks=(held,)))
+
+    for said in (" ".join(_summed_up(analysis).split()), render(analysis)):
+        assert "50.7 % of the peak is other, tensors that the script holds beside the training" in said
+        assert "(float32 [8, 2048, 2048])" in said
+    assert "is other" not in _summed_up(analyze(run))
+
+
 def _summed_up(analysis):
     file = io.StringIO()
     print_summary(analysis, Console(file=file, width=110))
