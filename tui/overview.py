@@ -13,6 +13,8 @@ from memadvisor.analyzers.peak import PeakBreakdown
 from memadvisor.analyzers.step_time import StepTime
 from memadvisor.analyzers.utilization import Utilization
 from memadvisor.report.data_waits import waits_in_words
+from memadvisor.report.next_steps import own_tensors, slow_parts
+from memadvisor.report.view import RankView
 from memadvisor.run.records import UNEXPLAINED
 from memadvisor.tui.drawing import CATEGORY_COLORS, PHASE_COLORS, bar, stacked_bar
 from memadvisor.tui.out_of_memory import out_of_memory_rows
@@ -44,7 +46,7 @@ class OverviewPane(Pane):
         self.set_class(is_wide, "wide")
         width = max(40, (self.size.width - 8) // 2 if is_wide else self.size.width - 4)
         self.query_one("#overview-figures", Static).update(lines(flow(_figures(view), self.size.width - 4)))
-        memory.update(lines([*out_of_memory_rows(view), *_memory(view, width), *_first(view)]))
+        memory.update(lines([*out_of_memory_rows(view), *_memory(view, width), *_first(view), *_facts(view)]))
         time.update(
             lines([*_time(view, width), *_utilization(view), Text(""), *_run(view), Text(""), *_script(view)])
         )
@@ -132,6 +134,15 @@ def _first(view: View) -> list[Text]:
         *(paragraph((each.saved_in_words, "bold #2ec4a6"), f": {each.in_words}") for each in changes),
         Text(""),
     ]
+
+
+def _facts(view: View) -> list[Text]:
+    """What else makes the peak high or a step long, in the report's words; after a plan the Plan tab says more."""
+    if view.run.plan is not None:
+        return []
+    own = RankView(view.analysis, view.rank, view.result, 0)
+    said = [paragraph(each) for each in (*own_tensors(own), *slow_parts(own))]
+    return [*said, Text("")] if said else []
 
 
 def _script(view: View) -> list[Text]:
