@@ -9,6 +9,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.widgets import DataTable, Static
 
+from memadvisor.report.words import place_name
 from memadvisor.tui.drawing import bar
 from memadvisor.tui.pane import Pane
 from memadvisor.tui.table import Column, Matcher, Row, SearchTable, matcher
@@ -115,7 +116,7 @@ def _key(node: TreeNode) -> str:
 
 def _summary(view: View, num_rows: int) -> Text:
     peak = view.result.peak
-    at_peak = "" if peak is None else f"; at the peak, in {peak.position}"
+    at_peak = "" if peak is None else f"; at the peak, in {place_name(peak.position)}"
     return paragraph(
         (f"{counted(len(view.rank.modules), 'module')}", "bold"),
         f", {num_rows} shown{at_peak}. Bytes include the modules below.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from memadvisor.analyzers.out_of_memory import OutOfMemoryEvent, way_on
+from memadvisor.report.words import place_name
 from memadvisor.tui.drawing import CATEGORY_COLORS
 from memadvisor.tui.text import paragraph
 from memadvisor.tui.view import View
@@ -44,7 +45,7 @@ def sentence(event: OutOfMemoryEvent, of_rank: str = "") -> str:
     asked = f"asked for {format_bytes(event.requested_bytes)}"
     had = "" if event.allocated_bytes is None else f", with {format_bytes(event.allocated_bytes)} allocated"
     limit = "" if event.limit_bytes is None else f" of {format_bytes(event.limit_bytes)} ({event.limit})"
-    return f"in {event.position}{operator}{step}{of_rank}: {asked}{had}{limit}"
+    return f"in {place_name(event.position)}{operator}{step}{of_rank}: {asked}{had}{limit}"
 
 
 def held_by(event: OutOfMemoryEvent) -> str:

@@ -15,6 +15,7 @@ from memadvisor.analyzers.utilization import Utilization
 from memadvisor.report.data_waits import waits_in_words
 from memadvisor.report.next_steps import own_tensors, slow_parts
 from memadvisor.report.view import RankView
+from memadvisor.report.words import place_name
 from memadvisor.run.records import UNEXPLAINED
 from memadvisor.tui.drawing import CATEGORY_COLORS, PHASE_COLORS, bar, stacked_bar
 from memadvisor.tui.out_of_memory import out_of_memory_rows
@@ -81,7 +82,10 @@ def _memory(view: View, width: int) -> list[Text]:
             ("Peak memory  ", "bold"), (format_bytes(peak.allocated_bytes), "bold #2ec4a6"), f"  {source}"
         ),
         paragraph(
-            (f"in {peak.position}, step {peak.step}, {format_seconds(peak.time_s)} after its start", "dim")
+            (
+                f"in {place_name(peak.position)}, step {peak.step}, {format_seconds(peak.time_s)} after its start",
+                "dim",
+            )
         ),
     ]
     if peak.reserved_bytes is not None:

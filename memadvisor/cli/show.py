@@ -29,6 +29,7 @@ from memadvisor.hardware.load import load_hardware, named_hardware
 from memadvisor.report.data_waits import WORTH_CLOSING, wait_in_words
 from memadvisor.report.next_steps import own_tensors, slow_parts
 from memadvisor.report.view import RankView
+from memadvisor.report.words import place_name
 from memadvisor.run.run import Run
 from memadvisor.run.store import load_run
 from memadvisor.tui.text import paragraph
@@ -218,7 +219,7 @@ def _short_peak(analysis: Analysis) -> Labelled:
     return _labelled(
         "peak",
         (format_bytes(rank.peak.allocated_bytes), "bold"),
-        f" in {rank.peak.position}{of_rank}: {shares}, ",
+        f" in {place_name(rank.peak.position)}{of_rank}: {shares}, ",
         f"unexplained {format_bytes(rank.peak.unexplained_bytes)}",
     )
 

@@ -10,6 +10,7 @@ from memadvisor.analyzers.model_states import ModelStates, difference_text, expe
 from memadvisor.analyzers.peak import PeakBreakdown
 from memadvisor.analyzers.state_components import StateComponent
 from memadvisor.cli.tables import NOT_RECORDED, grid, heading, name_of, shorten_left, table
+from memadvisor.report.words import place_name
 from memadvisor.run.records import UNEXPLAINED
 from memadvisor.run.run import RankRun
 from memadvisor.tui.drawing import CATEGORY_COLORS, bar, stacked_bar
@@ -31,7 +32,7 @@ def peak(
     title = heading(
         "Peak memory",
         (format_bytes(found.allocated_bytes), "bold"),
-        f"  in {found.position} (step {found.step}{of_rank}); {source}",
+        f"  in {place_name(found.position)} (step {found.step}{of_rank}); {source}",
         "" if found.reserved_bytes is None else f"; {format_bytes(found.reserved_bytes)} reserved",
     )
     parts = peak_parts(found)

@@ -7,7 +7,7 @@ from memadvisor.analyzers.out_of_memory import OutOfMemoryEvent, way_on
 from memadvisor.category_words import category_name
 from memadvisor.report.blocks import MEASURED, split_bar, table
 from memadvisor.report.escape import html_text, html_with_code, shortened
-from memadvisor.report.words import unit_name
+from memadvisor.report.words import place_name, unit_name
 from memadvisor.units import format_bytes
 
 MAX_RANKS, MAX_ROWS = 4, 8
@@ -38,7 +38,7 @@ def _box(event: OutOfMemoryEvent, of_rank: str, num_events: int, way: str | None
     items = "".join(f"<li>{html_with_code(fact)}</li>" for fact in facts)
     return (
         f'<div class="alert" role="status" id="out-of-memory"><b>Out of memory in '
-        f"{html_text(shortened(event.position, 100))}{html_text(operator + step + of_rank)}.</b><ul>{items}</ul>"
+        f"{html_text(shortened(place_name(event.position), 100))}{html_text(operator + step + of_rank)}.</b><ul>{items}</ul>"
         f"{split_bar(_parts(event))}</div>{_tables(event)}"
     )
 

@@ -14,7 +14,7 @@ from memadvisor.report.data_waits import WORTH_CLOSING, wait_in_words
 from memadvisor.report.escape import html_text, html_with_code
 from memadvisor.report.next_steps import NextStep, next_steps
 from memadvisor.report.view import RankView
-from memadvisor.report.words import PHASE_NAMES, STACK
+from memadvisor.report.words import PHASE_NAMES, STACK, place_name
 from memadvisor.run.records import UNEXPLAINED
 from memadvisor.units import format_bytes, format_change, format_count, format_fraction, format_seconds
 
@@ -88,7 +88,7 @@ def _peak(view: RankView) -> str:
     return _card(
         "Peak memory",
         format_bytes(peak.allocated_bytes),
-        f"in {peak.position}; {source}, {view.traced_basis}{reserved}",
+        f"in {place_name(peak.position)}; {source}, {view.traced_basis}{reserved}",
         split_bar(parts),
     )
 
@@ -198,7 +198,7 @@ def title_of(analysis: Analysis) -> str:
     rank = analysis.largest_rank
     if way_on(analysis.run) is not None:
         event = next(each.out_of_memory[-1] for each in analysis.ranks if each.out_of_memory)
-        return f"Out of memory in {event.position}"
+        return f"Out of memory in {place_name(event.position)}"
     if rank.peak is None:
         time = rank.step_time
         return (
@@ -209,6 +209,6 @@ def title_of(analysis: Analysis) -> str:
     category, size_bytes = max(rank.peak.by_category_bytes.items(), key=lambda part: part[1])
     share = format_fraction(size_bytes / rank.peak.allocated_bytes if rank.peak.allocated_bytes else None)
     return (
-        f"Peak {format_bytes(rank.peak.allocated_bytes)} in {rank.peak.position}; "
+        f"Peak {format_bytes(rank.peak.allocated_bytes)} in {place_name(rank.peak.position)}; "
         f"{share} of it is {category_plural(category)}"
     )

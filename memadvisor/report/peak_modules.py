@@ -10,7 +10,7 @@ from memadvisor.category_words import category_name
 from memadvisor.report.blocks import MEASURED, Block, Figure, Missing, table
 from memadvisor.report.escape import plotly_text, shortened
 from memadvisor.report.view import RankView
-from memadvisor.report.words import STACK, color_of, unit_name
+from memadvisor.report.words import STACK, color_of, place_name, unit_name
 from memadvisor.run.records import UNEXPLAINED, Storage
 from memadvisor.units import format_bytes, format_seconds
 
@@ -148,7 +148,7 @@ def largest_storages(view: RankView) -> Block | None:
             for storage in peak.largest[:NUM_LARGEST_SHOWN]
         ),
         kinds=(MEASURED,),
-        basis=f"{view.traced_basis}, at {format_seconds(peak.time_s)}, {peak.position}",
+        basis=f"{view.traced_basis}, at {format_seconds(peak.time_s)}, {place_name(peak.position)}",
         num_text=4,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable
 
@@ -39,6 +40,7 @@ _WITHOUT_ENDING = {
     True: "no ending yet: still at it, or hanging",
     False: "ended without a word (killed?)",
 }
+_BARE_NUMBER = re.compile(r" of (?=\d+(?:\.\d+)*$)")
 
 
 def clock_time(unix_s: float) -> str:
@@ -64,6 +66,11 @@ def steps_in_words(run: Run) -> str:
 def color_of(category_or_phase: str) -> str:
     """The style's name for a color; categories and phases have one each."""
     return f"var(--{category_or_phase.replace('_', '-')})"
+
+
+def place_name(position: str) -> str:
+    """Where in a step: `backward of module 0`, for of a plain `nn.Sequential` a number is all that the module is called."""
+    return _BARE_NUMBER.sub(" of module ", position)
 
 
 def unit_name(unit: str) -> str:

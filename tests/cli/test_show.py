@@ -293,6 +293,18 @@ def _summed_up(analysis):
     return file.getvalue()
 
 
+def test_a_unit_that_is_called_by_a_number_alone_is_called_a_module_too():
+    """`backward of 0, rank 0` was where a plain nn.Sequential peaked."""
+    run = make_run(num_ranks=1)
+    analysis = analyze(run)
+    at = lambda unit: dataclasses.replace(analysis.ranks[0].peak, position=f"backward of {unit}")  # noqa: E731
+    for unit, said in (("0", "module 0"), ("2.1", "module 2.1"), ("blocks.2", "blocks.2"), ("2.up", "2.up")):
+        rank = dataclasses.replace(analysis.ranks[0], peak=at(unit))
+        found = dataclasses.replace(analysis, ranks=(rank,))
+        assert f" in backward of {said}:" in _summed_up(found)
+        assert f" in backward of {said}; " in render(found)
+
+
 def test_what_the_closing_summary_leaves_unnamed_of_the_peak_is_less_than_what_it_names():
     """Four categories of a fifth each once left "all else" the largest of them."""
     analysis = analyze(make_run())
