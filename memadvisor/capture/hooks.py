@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from threading import get_ident
 from types import FrameType
@@ -28,6 +27,7 @@ from memadvisor.capture.engine_call import asked_of_engine
 from memadvisor.capture.loader_hooks import tell_of_loaders
 from memadvisor.capture.open_spans import look_outside
 from memadvisor.capture.optimizer_hooks import tell_of_updates
+from memadvisor.capture.own_warnings import Silence
 from memadvisor.capture.position import Position
 from memadvisor.capture.script_modes import past_modes
 from memadvisor.capture.training_thread import OTHERS, TrainingThread
@@ -343,18 +343,9 @@ class Hooks:
 
     def _silence_compile(self) -> None:
         # A compiled model warns that it sees global hooks; the warning is about us, not about the script.
-        before = list(warnings.filters)
-        warnings.filterwarnings(
-            "ignore", message="Using `torch.compile\\(module\\)` when there are global hooks"
-        )
-        ours = [entry for entry in warnings.filters if entry not in before]
-
-        def undo() -> None:
-            for entry in ours:
-                if entry in warnings.filters:
-                    warnings.filters.remove(entry)  # type: ignore[attr-defined]
-
-        self._undo.append(undo)
+        silence = Silence(r"Using `torch.compile\(module\)` when there are global hooks", Warning)
+        silence.begin()
+        self._undo.append(silence.end)
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:
         original = getattr(owner, name)

@@ -24,6 +24,7 @@ from torch._C._profiler import (
 )
 from torch.autograd.profiler import record_function
 
+from memadvisor.capture.fork_warnings import threads_are_ours
 from memadvisor.capture.idle_casts import SeenCast, called_by_script, has_transformed, idle_casts
 from memadvisor.capture.open_spans import end_script_spans
 
@@ -91,10 +92,11 @@ class AllocatorAccount:
         quiet_before = os.environ.get(_QUIET)
         os.environ[_QUIET] = "6"
         try:
-            autograd._prepare_profiler(config, {ProfilerActivity.CPU})  # type: ignore[attr-defined]
-            autograd._enable_profiler(  # type: ignore[attr-defined, call-arg]
-                config, {ProfilerActivity.CPU}, scopes
-            )
+            with threads_are_ours():
+                autograd._prepare_profiler(config, {ProfilerActivity.CPU})  # type: ignore[attr-defined]
+                autograd._enable_profiler(  # type: ignore[attr-defined, call-arg]
+                    config, {ProfilerActivity.CPU}, scopes
+                )
         finally:
             if quiet_before is None:
                 os.environ.pop(_QUIET, None)
