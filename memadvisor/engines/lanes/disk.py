@@ -65,8 +65,8 @@ class DiskFile:
 
     def _open(self) -> None:
         try:
-            # Not in a `with`: it lives as long as this object, and as the work that holds it.
-            self._file = tempfile.TemporaryFile(prefix="memadvisor-", dir=self.directory, buffering=0)  # noqa: SIM115
+            with tempfile.TemporaryFile(prefix="memadvisor-", dir=self.directory, buffering=0) as file:
+                self._file = _File(os.dup(file.fileno()), "rb+")
         except OSError as error:
             raise UsageError(
                 f"No file can be made in {str(self.directory)!r}: {error.strerror}.",
@@ -146,6 +146,16 @@ class DiskFile:
             self.writes.close()
             self.reads.close()
         self._file.close()
+
+
+class _File(FileIO):
+    """Lives as long as its DiskFile, and as the work that holds it; whoever is the last closes it.
+
+    Python warns of files that end so, where it is asked to (-X dev, PYTHONWARNINGS), and the script would be told of ours.
+    """
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def _bytes_of(tensor: torch.Tensor, block: Block) -> memoryview:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import stat
+import warnings
 from itertools import pairwise
 
 import pytest
@@ -94,3 +96,17 @@ def test_a_forked_process_has_a_file_of_its_own(disk):
     target = torch.zeros(8, dtype=torch.uint8)
     disk.read(block, target).wait()
     assert target.tolist() == [1] * 8
+
+
+def test_a_file_that_nobody_has_any_more_is_closed_without_a_warning(tmp_path):
+    """Python, asked to (-X dev), would warn the script of a file that is not its own."""
+    disk = DiskFile(tmp_path)
+    number = disk._file.fileno()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        del disk
+        gc.collect()
+
+    assert not [each for each in warned if f"name={number} " in str(each.message)]
+    with pytest.raises(OSError):
+        os.fstat(number)
