@@ -60,9 +60,15 @@ def measure_collectives(
             context.Process(target=_rank_main, args=(rank, *arguments), daemon=True)
             for rank in range(num_ranks)
         ]
+        limit_s = budget_s + _TIMEOUT.total_seconds()
         with started(processes):
-            _join(processes, budget_s + _TIMEOUT.total_seconds())
+            is_in_time = _join(processes, limit_s)
         result = Path(directory) / "durations.json"
+        if not result.exists() and not is_in_time:
+            raise MemadvisorError(
+                f"{num_ranks} processes did not measure their collectives within {limit_s:.0f} s.",
+                hint="try again where the machine is less busy; measure arithmetic alone with --ranks 1.",
+            )
         if not result.exists():
             raise MemadvisorError(
                 f"{num_ranks} processes could not run collectives with each other.",
@@ -91,15 +97,17 @@ def _never_longer_than_larger(durations_s: Sequence[float]) -> tuple[float, ...]
     return tuple(min(durations_s[position:]) for position in range(len(durations_s)))
 
 
-def _join(processes: list[multiprocessing.context.SpawnProcess], limit_s: float) -> None:
-    """Wait for all of them, until one has failed or time is up."""
+def _join(processes: list[multiprocessing.context.SpawnProcess], limit_s: float) -> bool:
+    """Wait for all of them, until one has failed or time is up; whether it is not."""
     deadline_s = time.monotonic() + limit_s
     while any(process.is_alive() for process in processes):
-        failed = any(process.exitcode not in (None, 0) for process in processes)
-        if failed or time.monotonic() > deadline_s:
-            return
+        if any(process.exitcode not in (None, 0) for process in processes):
+            return True
+        if time.monotonic() > deadline_s:
+            return False
         processes[0].join(0.05)
         time.sleep(0.05)
+    return True
 
 
 def _rank_main(

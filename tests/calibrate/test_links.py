@@ -1,12 +1,14 @@
 """Real processes exchange real messages; what cannot be measured is one line."""
 
+import datetime
 import multiprocessing.spawn
 
 import pytest
 
+from memadvisor.calibrate import links
 from memadvisor.calibrate.calibrate import calibrate
 from memadvisor.calibrate.links import OPERATIONS, measure_collectives
-from memadvisor.errors import UsageError
+from memadvisor.errors import MemadvisorError, UsageError
 from tests.warm_python import warm_python
 
 
@@ -41,6 +43,15 @@ def test_among_four_ranks_other_algorithms_are_measured_beside_the_usual_ones():
     assert tuple(curve.operation for curve in curves) == OPERATIONS
     found = {(curve.operation, curve.algorithm, curve.num_ranks) for curve in others}
     assert found == {("all_gather", "doubling", 4), ("reduce_scatter", "together", 4)}
+
+
+def test_processes_that_take_too_long_are_not_said_to_have_failed(monkeypatch):
+    """On a busy machine: nothing stands above the error that could be read."""
+    monkeypatch.setattr(links, "_TIMEOUT", datetime.timedelta(seconds=-1000))
+
+    with pytest.raises(MemadvisorError, match=r"2 processes did not measure .* within -995 s") as raised:
+        measure_collectives("cpu", 2, sizes_bytes=(4096,), budget_s=5.0)
+    assert "busy" in raised.value.hint
 
 
 def test_no_process_at_all_is_refused():
