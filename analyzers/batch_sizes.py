@@ -9,11 +9,14 @@ from itertools import combinations
 from math import prod
 
 from memadvisor.analyzers.inner_workspaces import INSIDE, workspaces
+from memadvisor.analyzers.lstm_workspaces import lstm_workspaces
 from memadvisor.analyzers.shapes import dimensions
 from memadvisor.analyzers.slow_convolutions import slow_modules, slow_workspaces
 from memadvisor.run.records import Step, Storage
 from memadvisor.run.run import RankRun
 
+_CAST = f"{INSIDE}aten::_to_copy"
+_OTHER_WIDTHS = (0.25, 0.5, 2, 4)  # of a number, as a multiple of what it takes
 _KEPT = ("parameter", "gradient", "optimizer_state", "communication")
 _MOST_DIMENSIONS = 7
 # Recurrent layers keep what their backward needs of every sample and time as bytes without a shape of their own.
@@ -29,8 +32,10 @@ def shrink_batch(rank: RankRun, step: Step, divisor: int | Fraction) -> dict[int
     shape is no parameter's; one born before does where the script drops it in this step for another like it, as it
     does with the last step's logits. What an operator made for itself has no shape; of convolutions and recurrent layers
     it shrinks as their own shapes say (inner_workspaces.py), of others where it is as large as one that does and as
-    nothing else, or as nothing else that the operator has made in the module. Where a convolution takes another algorithm
-    with fewer samples, it makes other things (slow_convolutions.py). Whatever else has no recorded shape keeps its size,
+    nothing else (a copy in another dtype, as a mean of bfloat16 makes, has as many numbers), or as nothing else that the
+    operator has made in the module. Where a convolution takes another algorithm
+    with fewer samples, it makes other things (slow_convolutions.py); what an LSTM keeps has a law (lstm_workspaces.py).
+    Whatever else has no recorded shape keeps its size,
     so the step is never made smaller than it is known to become. For the same reason all that is born in a forward or
     backward grows, but for what has the shape of a parameter; so do batches that were there before.
     """
@@ -62,11 +67,13 @@ def shrink_batch(rank: RankRun, step: Step, divisor: int | Fraction) -> dict[int
     rest = [row for row in rank.storages if row.storage_id not in shrinking]
     shaped = [row for row in rest if row.shape]
     alike = {row.size_bytes for row in shrinking.values()} - {row.size_bytes for row in shaped}
+    cast = _cast(shrinking.values()) - _cast(shaped)
     made = set(map(_made, shrinking.values())) - set(map(_made, shaped))
     own = workspaces(rank, {dimensions(row.shape) for row in shrinking.values()}, sizes)
     for row in rest:
         is_inside = row.storage_id not in own and row.operator.startswith(INSIDE)
-        if is_inside and (row.size_bytes in alike or _made(row) in made):
+        is_cast = row.operator == _CAST and row.size_bytes in cast
+        if is_inside and (is_cast or row.size_bytes in alike or _made(row) in made):
             own[row.storage_id] = row.size_bytes
     whole = {
         row.storage_id: row.size_bytes
@@ -79,7 +86,7 @@ def shrink_batch(rank: RankRun, step: Step, divisor: int | Fraction) -> dict[int
         for number in going
         if going[number]
     }
-    return shrunk | slow_workspaces(rank, divisor, sizes)
+    return shrunk | slow_workspaces(rank, divisor, sizes) | lstm_workspaces(rank, divisor, sizes)
 
 
 def slow_convolutions(rank: RankRun, step: Step, divisor: int | Fraction) -> set[str]:
@@ -91,6 +98,11 @@ def _weights(rank: RankRun) -> set[tuple[int, ...]]:
     """Shapes of parameters, as they are and transposed."""
     shapes = {dimensions(parameter.shape) for parameter in rank.parameters}
     return shapes | {shape[::-1] for shape in shapes}
+
+
+def _cast(rows: Iterable[Storage]) -> set[int]:
+    """How large copies of these are in dtypes of other widths."""
+    return {int(row.size_bytes * factor) for row in rows for factor in _OTHER_WIDTHS}
 
 
 def _made(row: Storage) -> tuple[str, str, int]:
