@@ -55,17 +55,17 @@ def checkpoint_effect(traced: TracedCalls, timeline: MemoryTimeline, frames: Seq
     state_bytes = _RANDOM_STATE_BYTES if on_processor else 0
     for frame in frames:
         changes += [(frame.call.start_s, state_bytes), (frame.end_s, -state_bytes)]
-        if frame.again_s is not None:
-            for copy in frame.copies:
-                changes += [(frame.again_s, copy.size_bytes), (copy.until_s, -copy.size_bytes)]
+        for again_s, copies in frame.second_runs:
+            for copy in copies:
+                changes += [(again_s, copy.size_bytes), (copy.until_s, -copy.size_bytes)]
     curve = AlteredCurve(timeline, changes)
     peak_bytes, peak_s = curve.highest()
     peaks_again = False
     for frame in frames:
-        if frame.again_s is not None:
-            level = curve.before(frame.again_s) + frame.highest_bytes + state_bytes
+        for again_s, _ in frame.second_runs:
+            level = curve.before(again_s) + frame.highest_bytes + state_bytes
             if level > peak_bytes:
-                peak_bytes, peak_s, peaks_again = level, frame.again_s, True
+                peak_bytes, peak_s, peaks_again = level, again_s, True
     return Effect(
         freed_bytes=max(-curve.change_at(traced.backward_after(frame.call.end_s)) for frame in frames),
         still_kept_bytes=dict(still_kept),

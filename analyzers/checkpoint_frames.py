@@ -6,20 +6,22 @@ defaults, read from torch 2.13's torch/utils/checkpoint.py:
   the last saved tensor of the call would have been let go;
 - the first time that the backward wants one of them, the forward runs again, up to the moment that the
   last tensor is saved, and no further (early stop);
-- what the second run saves is held until the backward has used it; all else of it dies.
+- what the second run saves is held until the backward has used it; all else of it dies;
+- each backward of a graph that is kept (retain_graph=True) has a second run of its own.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from memadvisor.analyzers.altered_curve import FOREVER_S
+from memadvisor.analyzers.derivatives import repeated_backwards
 from memadvisor.analyzers.weight_casts import cached_casts, is_weight_cast
-from memadvisor.run.records import ModuleCall, Operator, Saved, Step, Storage
+from memadvisor.run.records import ModuleCall, Operator, Saved, Span, Step, Storage
 from memadvisor.run.run import RankRun
 
 MODEL_STATES = ("parameter", "gradient", "optimizer_state")
@@ -38,7 +40,8 @@ class Frame:
     """One call of a module in a forward, seen as a checkpoint. Times are of the process's clock.
 
     `again_s`: when the backward first wants what it saved, None where it never does. `stop_s`: the last
-    save, where the second run stops. `highest_bytes`: the most that the second run has alive of its own.
+    save, where the second run stops. `highest_bytes`: the most that the second run has alive of its own. `earlier`: of
+    backwards before the last one, when each first wants what it saved, and what the second run then keeps.
     """
 
     call: ModuleCall
@@ -50,6 +53,12 @@ class Frame:
     end_s: float
     copies: tuple[Copy, ...]
     highest_bytes: int
+    earlier: tuple[tuple[float, tuple[Copy, ...]], ...] = ()
+
+    @property
+    def second_runs(self) -> tuple[tuple[float, tuple[Copy, ...]], ...]:
+        """When each begins, and what it keeps."""
+        return self.earlier if self.again_s is None else (*self.earlier, (self.again_s, self.copies))
 
 
 def traced_calls(rank: RankRun) -> TracedCalls | None:
@@ -166,7 +175,44 @@ class TracedCalls:
             end_s=self.released_s(saves),
             copies=copies,
             highest_bytes=highest_bytes,
+            earlier=tuple(self._earlier_runs(call, saves)),
         )
+
+    @cached_property
+    def _repeated(self) -> Sequence[Span]:
+        return repeated_backwards(self.rank)
+
+    @cached_property
+    def _times_of_nodes(self) -> Mapping[int, Sequence[tuple[float, float]]]:
+        """By node, when operators of it have run in backwards that another one repeats."""
+        found: dict[int, list[tuple[float, float]]] = defaultdict(list)
+        for span in self._repeated:
+            for operator in self.operators_between(span.start_s, span.end_s):
+                if operator.node is not None:
+                    found[operator.node].append((operator.start_s, operator.end_s))
+        return found
+
+    def _earlier_runs(
+        self, call: ModuleCall, saves: Sequence[Saved]
+    ) -> Iterator[tuple[float, tuple[Copy, ...]]]:
+        """Of each backward before the last one that goes through a call."""
+        own = {row.storage_id for row in self._births_between(call.start_s, saves[-1].saved_s)}
+        for span in self._repeated:
+            until_s: dict[int, float] = {}
+            again_s = []
+            for save in saves:
+                times = self._times_of_nodes.get(save.node, ()) if save.node is not None else ()
+                inside = [each for each in times if span.start_s <= each[0] < span.end_s]
+                if inside and call.end_s < span.start_s:
+                    again_s.append(inside[0][0])
+                    until_s[save.storage_id] = max(inside[-1][1], until_s.get(save.storage_id, 0.0))
+            if again_s:
+                sizes = ((self.storages[n].size_bytes, end_s) for n, end_s in until_s.items() if n in own)
+                yield min(again_s), tuple(Copy(size_bytes, end_s) for size_bytes, end_s in sizes)
+
+    def _births_between(self, start_s: float, end_s: float) -> Sequence[Storage]:
+        first = bisect_left(self._birth_times, start_s)
+        return self._births[first : bisect_right(self._birth_times, end_s)]
 
     def _second_run(
         self, call: ModuleCall, saves: Sequence[Saved], stop_s: float, again_s: float | None
@@ -177,8 +223,7 @@ class TracedCalls:
         saved: dict[int, list[Saved]] = defaultdict(list)
         for save in saves:
             saved[save.storage_id].append(save)
-        first = bisect_left(self._birth_times, call.start_s)
-        born = self._births[first : bisect_right(self._birth_times, stop_s)]
+        born = self._births_between(call.start_s, stop_s)
         # A weight that autocast has cast before this call comes from its cache; the second run casts it anew.
         cached = [
             row

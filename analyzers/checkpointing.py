@@ -163,7 +163,9 @@ class _Table:
         frames = outermost(frame for module in modules for frame in self._frames[module])
         obstacle = self._obstacle(modules, frames)
         effect = None if obstacle else checkpoint_effect(self._traced, self._timeline, frames)
-        operators = [operator for frame in frames for operator in self._second_run(frame)]
+        operators = [
+            operator for frame in frames for _, _ in frame.second_runs for operator in self._second_run(frame)
+        ]
         saved = None if effect is None else -effect.growth_bytes
         return CheckpointedModule(
             name=name,

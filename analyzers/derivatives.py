@@ -1,14 +1,16 @@
-"""Losses that are made of a derivative: what a step's backwards have made themselves, for a later one to go through.
+"""Losses that are made of a derivative: what a step's backwards have made themselves, for a later one to go through; and
+several losses of one graph, each gone through by itself.
 
 `torch.autograd.grad(energy, positions, create_graph=True)`: forces, gradient penalties, equations that a network solves.
-What units' forwards keep is asked for by that backward, and once more by the loss's.
+`loss.backward(retain_graph=True)`: losses of several tasks. What units' forwards keep is asked for by that backward, and once
+more by the last one.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -40,15 +42,51 @@ def differentiated_backwards(rank: RankRun) -> tuple[Span, ...]:
     )
 
 
+def repeated_backwards(rank: RankRun) -> tuple[Span, ...]:
+    """The backwards of the traced step that let go of nothing which forwards have kept, and after which another one goes
+    through some of the same units, with no forward between, and does let go of that."""
+    step = rank.traced_step
+    if step is None:
+        return ()
+    own = [span for span in rank.spans if span.step == step.index]
+    forwards = sorted(span.start_s for span in own if span.kind == "forward")
+    backwards = _backwards(own)
+    found = []
+    for place, span in enumerate(backwards[:-1]):
+        kept = [row for row in rank.saved if row.saved_s < span.start_s]
+        last = next((each for each in backwards[place:] if _released_in(kept, each)), span)
+        if last is span or bisect_left(forwards, span.end_s) != bisect_left(forwards, last.start_s):
+            continue
+        both = _units_through(own, span) & _units_through(own, last)
+        if not both.isdisjoint(_released_in(kept, last)):
+            found.append(span)
+    return tuple(found)
+
+
+def _released_in(saved: Iterable[Saved], backward: Span) -> set[str]:
+    """Units for which autograd lets go of any of these in this backward."""
+    return {row.unit for row in saved if backward.start_s <= (row.released_s or 0.0) <= backward.end_s}
+
+
+def _units_through(spans: Sequence[Span], backward: Span) -> set[str]:
+    """Whose backward runs in this one."""
+    return {
+        own.unit
+        for own in spans
+        if own.kind == "unit_backward" and backward.start_s <= own.start_s < backward.end_s
+    }
+
+
 def _saved_s(row: Saved) -> float:
     return row.saved_s
 
 
 def with_derivatives_inside(rank: RankRun) -> RankRun:
-    """The same with a derivative, what it is taken of and the backward of its loss in one micro-batch: the recorder counts
-    those by backwards. Steps with another number of backwards than the traced one are left as they are.
+    """The same with a derivative, what it is taken of and the backward of its loss in one micro-batch, and all backwards of
+    one graph: the recorder counts micro-batches by backwards. Steps with another number of backwards than the traced one are
+    left as they are.
     """
-    starts = {span.start_s for span in differentiated_backwards(rank)}
+    starts = {span.start_s for span in (*differentiated_backwards(rank), *repeated_backwards(rank))}
     step = rank.traced_step
     if step is None or not starts:
         return rank
@@ -107,14 +145,19 @@ def _numbers(backwards: Sequence[Span], is_derivative: Sequence[bool]) -> Mappin
 def units_differentiated(rank: RankRun) -> tuple[str, ...]:
     """Units whose backward runs in such a one, and that keep something that they have made before it until a later one, in
     the model's order."""
+    return _units_kept_in(rank, differentiated_backwards(rank))
+
+
+def units_repeated(rank: RankRun) -> tuple[str, ...]:
+    """The same of backwards that another one of their graph follows."""
+    return _units_kept_in(rank, repeated_backwards(rank))
+
+
+def _units_kept_in(rank: RankRun, backwards: Iterable[Span]) -> tuple[str, ...]:
     made_by = {row.storage_id: row.unit for row in rank.storages if row.phase == "forward"}
     found: set[str] = set()
-    for span in differentiated_backwards(rank):
-        through = {
-            own.unit
-            for own in rank.spans
-            if own.kind == "unit_backward" and span.start_s <= own.start_s < span.end_s
-        }
+    for span in backwards:
+        through = _units_through(rank.spans, span)
         found |= {
             row.unit
             for row in rank.saved

@@ -24,7 +24,9 @@ def inner_storages(
         item = placed[number]
         unit, backward = passes.forward[item.birth]
         freed_after = passes.end_of_cache(item) if number in casts else item.birth
-        death, copies = min(item.death, backward), earlier_copies(item, passes)
+        death = min(item.death, backward)
+        # A second run makes no cast that the cache still has.
+        copies = tuple(each for each in earlier_copies(item, passes) if each[0] > freed_after)
         sizes[unit, item.row.category, item.birth, freed_after, death, copies] += item.row.size_bytes
     for (unit, category, birth, freed_after, death, copies), size_bytes in sizes.items():
         yield Inner(

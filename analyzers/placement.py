@@ -11,6 +11,7 @@ from typing import Protocol
 
 from memadvisor.analyzers.batch_sizes import shrink_batch
 from memadvisor.analyzers.cast_arguments import cast_arguments
+from memadvisor.analyzers.derivatives import differentiated_backwards
 from memadvisor.analyzers.left_alone import modules_left_alone
 from memadvisor.analyzers.narrow_shares import narrow_shares
 from memadvisor.analyzers.weight_casts import cached_casts, is_weight_cast
@@ -75,13 +76,16 @@ class Passes:
     """Where each unit's forward and backward of each call are, for units that run in one piece.
 
     `called_again`: those that are called several times in a micro-batch, or that autograd goes through several times: for
-    a derivative, and for the loss that is made of it. `forward` and `backward` then have the last of these, `walked` all,
-    by forward segment. Units that it goes through more than twice are left out. `left_alone`: units around whose forward an
-    engine does nothing: those that others are inside of, even where it never calls those (attention that takes the weights
-    of its output layer, and leaves the layer alone), and those whose forward is none of their class.
+    a derivative, and for the loss that is made of it, or for several losses of one graph. `forward` and `backward` then have
+    the last of these, `walked` all, by forward segment. Units that it goes through more than twice are left out, unless it
+    `only_repeats` one graph. `left_alone`: units around whose forward an engine does nothing: those that others are inside
+    of, even where it never calls those (attention that takes the weights of its output layer, and leaves the layer alone),
+    and those whose forward is none of their class.
     """
 
-    def __init__(self, pieces: Sequence[Stretch], left_alone: Collection[str] = ()) -> None:
+    def __init__(
+        self, pieces: Sequence[Stretch], left_alone: Collection[str] = (), *, only_repeats: bool = False
+    ) -> None:
         found: dict[tuple[str, str, int | None, int], list[int]] = defaultdict(list)
         for position, piece in enumerate(pieces):
             if piece.unit is not None:
@@ -109,7 +113,7 @@ class Passes:
         split |= {
             unit
             for (unit, micro_batch, _), own in walks.items()
-            if len(own) > 2 or [*own] != [*range(min(own), finals[micro_batch] + 1)]
+            if (len(own) > 2 and not only_repeats) or [*own] != [*range(min(own), finals[micro_batch] + 1)]
         }
         self.walked: dict[int, tuple[int, ...]] = {}
         self.called_again = {unit for _, unit, _, call in found if call}
@@ -125,7 +129,7 @@ class Passes:
 
     @property
     def walked_units(self) -> set[str]:
-        """Units that autograd goes through twice."""
+        """Units that autograd goes through several times."""
         return {self.forward[position][0] for position in self.walked}
 
     def leave_out(self, unit: str) -> None:
@@ -136,7 +140,8 @@ class Passes:
 
     def otherwise_asked(self, placed: Sequence[Placed]) -> set[str]:
         """Units that autograd was not seen to go through in all that asks for what they keep: it enters some in their
-        middle, from the graph of a derivative, and some calls are not those that they were taken for."""
+        middle, from the graph of a derivative, and some calls are not those that they were taken for. What forwards save of
+        them stays in any case."""
         found = set()
         for item in placed if self.walked else ():
             own = [(row, self.forward_at(row.saved_s)) for row in item.saved]
@@ -145,7 +150,8 @@ class Passes:
                 if position in self.walked and not self._is_of(position, row.unpacked_s, ()):
                     found.add(row.unit)
                 is_made = position is None and item.birth in self.walked
-                if is_made and not self._is_of(item.birth, row.saved_s, owners):
+                is_graphs = is_made and self.pieces[self.segment_at(row.saved_s)].phase == "backward"
+                if is_graphs and not self._is_of(item.birth, row.saved_s, owners):
                     found.add(self.forward[item.birth][0])
         return found
 
@@ -237,7 +243,7 @@ def place_storages(
     rank: RankRun, step: Step, pieces: Sequence[Stretch], *, tells_caches: bool = False
 ) -> list[Placed]:
     """Storages of the process's device that live in the step. `tells_caches`: of weights that autocast has cast they say until
-    when its cache has them."""
+    when its cache has them; of those that it still has in a backward they always do."""
     saved_of: dict[int, list[Saved]] = defaultdict(list)
     for saved in rank.saved:
         saved_of[saved.storage_id].append(saved)
@@ -260,8 +266,11 @@ def place_storages(
         birth = _birth_segment(row, step, pieces, starts)
         kept_for, taken = tuple(saved_of[row.storage_id]), tuple(taken_s[row.storage_id])
         is_cast, cached_until = is_weight_cast(row, rank.parameters), None
-        if tells_caches and is_cast and row.last_held_s is not None:
-            cached_until = bisect_left(starts, row.last_held_s) - 1
+        if is_cast and row.last_held_s is not None:
+            held_until = bisect_left(starts, row.last_held_s) - 1
+            # A backward in the forward's context, as of a loss of several, leaves the cache as it is.
+            if tells_caches or any(each.phase == "backward" for each in pieces[birth : held_until + 1]):
+                cached_until = held_until
         if row.last_held_s is not None and (
             is_cached  # by that cache, or autocast's, of which more is known
             or is_cast
@@ -306,7 +315,7 @@ class Placement:
         self.step = step
         self.pieces = pieces
         self.precision = precision
-        self.passes = Passes(pieces, _left_alone(rank))
+        self.passes = Passes(pieces, _left_alone(rank), only_repeats=not differentiated_backwards(rank))
         self._whole = place_storages(rank, step, pieces, tells_caches=tells_caches)
         for unit in self.passes.otherwise_asked(self._whole):
             self.passes.leave_out(unit)
@@ -315,10 +324,10 @@ class Placement:
         cached = cached_casts(rank)
         self.casts = {n for n, one in enumerate(self._whole) if one.saved and one.row.storage_id in cached}
 
-    def walked_passes(self) -> frozenset[tuple[str, int | None]]:
-        """Units' passes that autograd goes through for a derivative too."""
-        found = (self.pieces[position] for position in self.passes.walked)
-        return frozenset((piece.unit, piece.pass_number) for piece in found if piece.unit is not None)
+    def num_walks(self) -> Mapping[tuple[str, int | None], int]:
+        """Of units' passes that autograd goes through several times, how often."""
+        found = ((self.pieces[position], len(walks)) for position, walks in self.passes.walked.items())
+        return {(piece.unit, piece.pass_number): num for piece, num in found if piece.unit is not None}
 
     def with_micro_batches(self, divisor: int | Fraction) -> list[Placed]:
         """All storages, with micro-batches of 1/divisor of their size."""

@@ -93,7 +93,8 @@ def segment_memory(placement: Placement, divisor: int | Fraction) -> Memory:
     missed: dict[int, int] = {}
     operators = {}
     recast = _casts_again(rank, pieces, placed)
-    asked, dropped = first_asked(rank.saved, passes, placed), dropped_copies(placed, passes)
+    asked = first_asked(rank.saved, passes, placed)
+    dropped = dropped_copies(placed, passes, rank.operators)
     for position, piece in enumerate(pieces):
         unsaved = _without_saving(piece, events[position], placed, freed, casts)
         if position in dropped:

@@ -191,7 +191,7 @@ class RecordedStep:
                 runs,
                 self._second_run_cost,
                 repeats,
-                self._placement.walked_passes(),
+                self._placement.num_walks(),
             ),
             second_runs=runs,
             second_run_cost=self._second_run_cost,
@@ -348,12 +348,12 @@ def _recomputable(
     runs: Mapping[tuple[str, int | None], SecondRun],
     cost: SecondRunCost,
     repeats: int,
-    walked: Collection[tuple[str, int | None]],
+    num_walks: Mapping[tuple[str, int | None], int],
 ) -> dict[str, float]:
-    """Seconds of recomputing, over all micro-batches, of each unit that recomputing would free bytes of. `walked`: units'
-    passes that autograd goes through twice."""
+    """Seconds of recomputing, over all micro-batches, of each unit that recomputing would free bytes of. `num_walks`: of
+    units' passes that autograd goes through several times, how often."""
     return {
         unit: repeats
-        * sum(run.seconds(cost) * (1 + (key in walked)) for key, run in runs.items() if key[0] == unit)
+        * sum(run.seconds(cost) * num_walks.get(key, 1) for key, run in runs.items() if key[0] == unit)
         for unit in dict.fromkeys(item.unit for item in memory.inner if item.unit in known)
     }

@@ -1,10 +1,10 @@
-"""Units that autograd goes through for a derivative, and again for the loss that is made of it: when copies of what their
-forwards keep, made again for the derivative alone, go.
+"""Units that autograd goes through for a derivative, and again for the loss that is made of it, or for several losses of one
+graph: when copies of what their forwards keep, made again for one backward alone, go.
 
 Each goes when the operator's backward that asks for it is over, but for what the derivative's own graph saves. The record has
 the last time alone that a tensor was asked for. But the backward of an operator with a graph of its own saves most of what
 it asks for, a product's its weight, and operators' backwards come in the reverse order of their forwards: so the others' times
-lie between.
+lie between. Where one graph is gone through twice nothing is saved anew; there operators say which node they are of.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from memadvisor.analyzers.placement import Passes, Placed
-from memadvisor.run.records import Saved
+from memadvisor.run.records import Operator, Saved
 
 Copies = tuple[tuple[int, int], ...]  # from which segment to which
 
@@ -29,35 +29,63 @@ class _Kept(NamedTuple):
 
 
 def earlier_copies(item: Placed, passes: Passes) -> Copies:
-    """Of what a unit keeps of its own: from where to where a second run for a derivative has a copy of it."""
-    walks = passes.walked.get(item.birth, ())
-    if not walks:
-        return ()
-    starts = [piece.start_s for piece in passes.pieces]
-    until_s = [row.released_s for row in _saved_in(item, walks[0], passes) if row.released_s is not None]
-    return ((walks[0], max([walks[0], *(bisect_left(starts, time_s) - 1 for time_s in until_s)])),)
+    """Of what a unit keeps of its own: from where to where a second run has a copy of it, of each backward but the last."""
+    starts = [piece.start_s for piece in passes.pieces] if item.birth in passes.walked else []
+    found = []
+    for walk in passes.walked.get(item.birth, ())[:-1]:
+        until_s = [row.released_s for row in _saved_in(item, walk, passes) if row.released_s is not None]
+        found.append((walk, max([walk, *(bisect_left(starts, time_s) - 1 for time_s in until_s)])))
+    return tuple(found)
 
 
-def dropped_copies(placed: Sequence[Placed], passes: Passes) -> Mapping[int, Sequence[tuple[float, int]]]:
-    """By segment in which a derivative goes through a unit, the copies that go within it: when, and their numbers."""
-    kept: dict[int, list[_Kept]] = defaultdict(list)  # by forward segment
+def dropped_copies(
+    placed: Sequence[Placed], passes: Passes, operators: Sequence[Operator]
+) -> Mapping[int, Sequence[tuple[float, int]]]:
+    """By segment in which a backward goes through a unit that another one goes through later, the copies that go within it:
+    when, and their numbers."""
+    kept: dict[int, list[_Kept]] = defaultdict(list)  # by the segment of that backward
     for number, item in enumerate(placed) if passes.walked else ():
         for row in item.saved:
-            position = passes.forward_at(row.saved_s)
-            if position in passes.walked:
-                again = _saved_in(item, passes.walked[position][0], passes)
-                kept[position].append(_Kept(number, row, sorted(each.saved_s for each in again)))
+            forward = passes.forward_at(row.saved_s)
+            for walk in () if forward is None else passes.walked.get(forward, ())[:-1]:
+                again = _saved_in(item, walk, passes)
+                kept[walk].append(_Kept(number, row, sorted(each.saved_s for each in again)))
+    ends = _ends_of_nodes(operators) if kept else {}
     found = {}
-    for position, own in kept.items():
-        segment = passes.walked[position][0]
-        times = _dropped_s(own, passes.pieces[segment].start_s, passes.pieces[segment].end_s)
+    for segment, own in kept.items():
+        start_s, end_s = passes.pieces[segment].start_s, passes.pieces[segment].end_s
+        if any(each.again_s for each in own):
+            times = _dropped_s(own, start_s, end_s)
+        else:
+            times = _over_s(own, ends, start_s, end_s)
         found[segment] = [
             (time_s, number)
             for number, time_s in times.items()
-            if placed[number].birth == position
-            and earlier_copies(placed[number], passes) == ((segment, segment),)
+            if (segment, segment) in earlier_copies(placed[number], passes)
         ]
     return found
+
+
+def _ends_of_nodes(operators: Sequence[Operator]) -> Mapping[int, Sequence[float]]:
+    """By node, when operators of a backward were over that are of it."""
+    found: dict[int, list[float]] = defaultdict(list)
+    for operator in operators:
+        if operator.phase == "backward" and operator.node is not None:
+            found[operator.node].append(operator.end_s)
+    return {node: sorted(ends_s) for node, ends_s in found.items()}
+
+
+def _over_s(
+    kept: Sequence[_Kept], ends: Mapping[int, Sequence[float]], start_s: float, end_s: float
+) -> dict[int, float]:
+    """By number, when the last node that asks for it is over, in this time."""
+    until: dict[int, float] = {}
+    for each in kept:
+        known = ends.get(each.row.node, ()) if each.row.node is not None else ()
+        at = bisect_right(known, end_s) - 1
+        over_s = known[at] if at >= 0 and known[at] > start_s else end_s
+        until[each.number] = max(over_s, until.get(each.number, start_s))
+    return until
 
 
 def _saved_in(item: Placed, walk: int, passes: Passes) -> list[Saved]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from memadvisor.analyzers.checkpointing import predicted_checkpoints
-from memadvisor.analyzers.derivatives import differentiated_backwards, units_differentiated
+from memadvisor.analyzers.derivatives import differentiated_backwards, units_differentiated, units_repeated
 from memadvisor.analyzers.larger_steps import larger_steps
 from memadvisor.analyzers.left_alone import modules_transformed
 from memadvisor.analyzers.model_states import model_states
@@ -48,6 +48,7 @@ def notes(run: Run, plays: Plays, plain: CapturedStep, found: list[RankedPlan]) 
     yield from model_notes(run.ranks[0], plays.models, plain, knows_tier=plays.transfers is not None)
     yield from _unit_notes(run, plain, plays.num_ranks)
     yield from _derivative_notes(run, plain)
+    yield from _repeat_notes(run, plain)
     yield from _checkpoint_notes(run, plain, plays.budget_bytes)
     yield from _run_notes(run, plays.num_ranks, plays.times)
     yield from _start_notes(plain, plays, found)
@@ -115,6 +116,21 @@ def _derivative_notes(run: Run, plain: CapturedStep) -> Iterator[str]:
         "what one asks for that enters a unit in its middle, and what several ranks or a GPU hold meanwhile, is not predicted. "
         f"{_checkpoints_text(rank)} `memadvisor run "
         "--policy every-layer` recomputes every block without a change of the script, and measures what that brings."
+    )
+
+
+def _repeat_notes(run: Run, plain: CapturedStep) -> Iterator[str]:
+    """Why units are not recomputed that several backwards of one graph go through, and what is left to do."""
+    rank = run.rank(plain.rank)
+    units = [unit for unit in units_repeated(rank) if unit not in plain.recomputable]
+    if not units or units_differentiated(rank):
+        return
+    more = f" and {len(units) - 1} more" if len(units) > 1 else ""
+    yield (
+        f"Several backwards go through one graph (retain_graph=True): what {units[0] or 'the model'}{more} keep{'s' * (not more)} is "
+        "asked for by each, and no plan here recomputes it: what several ranks or a GPU hold meanwhile, and units that not all of them up "
+        f"to the last go through, is not predicted. {_checkpoints_text(rank)} `memadvisor run --policy every-layer` recomputes "
+        "every block without a change of the script, and measures what that brings."
     )
 
 
