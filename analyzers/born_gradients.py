@@ -46,15 +46,17 @@ def gradient_unit(
 ) -> str | None:
     """The unit of whose parameters something new-born is a gradient; None for anything else.
 
-    A gradient that is added to an older one, or copied to a bucket, is a temporary of a parameter's shape.
+    A gradient that is added to an older one, or copied to a bucket, is a temporary of a parameter's shape. That of a layer
+    which another unit lends is the layer's, whose gradients autograd adds up before anybody takes them over.
     """
     if event.delta_bytes <= 0 or event.number < 0 or piece.unit is None or piece.phase != "backward":
         return None
     row = placed[event.number].row
     if row.category == "gradient":
         return row.unit if row.unit in gradients else piece.unit
+    is_lent = row.unit != piece.unit and row.unit in gradients
     is_alike = row.category == "temporary" and (row.shape, row.dtype) in gradients.get(piece.unit, ())
-    return piece.unit if is_alike else None
+    return piece.unit if is_alike and not is_lent else None
 
 
 def last_gradient_bytes(

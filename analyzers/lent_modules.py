@@ -1,18 +1,20 @@
 """Units of which another unit's forward calls a module: two blocks that hold the same layer.
 
 A layer has its parameters in the unit that holds it first. Where another calls it, an engine that has freed them brings in
-all of that unit.
+all of that unit; what the layer saves there is the other unit's, and made again with it.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from memadvisor.analyzers.pieces import Piece
 from memadvisor.run.run import RankRun
 
 _PHASES = ("forward", "backward")
+_FORWARDS = ("forward", "recompute")
 
 
 def lenders(rank: RankRun, pieces: Sequence[Piece], units: Collection[str]) -> list[tuple[str, ...]]:
@@ -27,3 +29,20 @@ def lenders(rank: RankRun, pieces: Sequence[Piece], units: Collection[str]) -> l
         if piece.unit and piece.phase in _PHASES and piece.unit != row.unit and row.end_s <= piece.end_s:
             found[position].setdefault(row.unit)
     return [tuple(each) for each in found]
+
+
+def with_saved_by_callers(rank: RankRun, pieces: Sequence[Piece], units: Collection[str]) -> RankRun:
+    """The same with what one of `units` saved in another's forward of the traced step being that other's."""
+    starts = [piece.start_s for piece in pieces]
+
+    def caller(unit: str, saved_s: float) -> str:
+        position = bisect_left(starts, saved_s) - 1  # a moment between two pieces is the first one's end
+        if unit not in units or position < 0:
+            return unit
+        piece = pieces[position]
+        return piece.unit if piece.unit and piece.phase in _FORWARDS else unit
+
+    saved = ((row, caller(row.unit, row.saved_s)) for row in rank.saved)
+    return replace(
+        rank, saved=tuple(row if row.unit == unit else replace(row, unit=unit) for row, unit in saved)
+    )

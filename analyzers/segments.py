@@ -15,7 +15,7 @@ from memadvisor.analyzers.derivatives import copies_released_s, with_derivatives
 from memadvisor.analyzers.fused_step import fused_seconds, with_fused_updates
 from memadvisor.analyzers.gradient_use import leaves_gradients_alone, updates_in_pieces
 from memadvisor.analyzers.late_backwards import with_forwards_of_their_backwards
-from memadvisor.analyzers.lent_modules import lenders
+from memadvisor.analyzers.lent_modules import lenders, with_saved_by_callers
 from memadvisor.analyzers.nested_backwards import with_nested_backwards
 from memadvisor.analyzers.observed_collectives import observed_collectives
 from memadvisor.analyzers.own_messages import with_own_messages
@@ -129,6 +129,7 @@ class RecordedStep:
         self._step_time_s += self.chunks_again_s
         self._exposed_s = self._take_exposed(run)
         is_autocast = asked.autocast is not None
+        rank = self._rank = with_saved_by_callers(rank, self._pieces, {unit.name for unit in rank.units})
         self._placement = Placement(rank, step, self._pieces, asked.precision, tells_caches=is_autocast)
         self._units = planned_units(rank, planned_models(rank, num_ranks or rank.process.world_size))
         self._states = unit_states(rank, step, self._units)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from memadvisor.analyzers.lent_modules import lenders
+from memadvisor.analyzers.lent_modules import lenders, with_saved_by_callers
 from memadvisor.analyzers.pieces import cut_step
 from tests.make_run import make_run
 
@@ -32,3 +32,22 @@ def test_a_unit_lends_what_others_run_of_it_inside_their_own_passes():
         forward: ("blocks.0", "blocks.1"),
         backward: ("blocks.0",),
     }
+
+
+def test_what_a_lent_module_saves_is_the_units_that_calls_it():
+    """Not what is saved outside of units, nor what is of none."""
+    rank = make_run(num_blocks=3).ranks[0]
+    pieces = cut_step(rank.spans, rank.traced_step)
+    names = {unit.name for unit in rank.units}
+    middles = [(piece, (piece.start_s + piece.end_s) / 2) for piece in pieces]
+    rows = [
+        replace(rank.saved[0], unit=unit, saved_s=middle_s)
+        for _, middle_s in middles
+        for unit in ("blocks.0", "other")
+    ]
+    found = with_saved_by_callers(replace(rank, saved=tuple(rows)), pieces, names).saved
+
+    assert [row.unit for row in found[1::2]] == ["other"] * len(pieces)
+    for (piece, _), row in zip(middles, found[::2], strict=True):
+        is_caller = piece.unit and piece.phase in ("forward", "recompute")
+        assert row.unit == (piece.unit if is_caller else "blocks.0")

@@ -357,7 +357,7 @@ model = nn.Sequential(nn.Linear(16, 64), *(Block(layer) for _ in range(4)), nn.L
 model = DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(4):
-    loss = nn.functional.cross_entropy(model(torch.randn(16, 16)), torch.randint(10, (16,)))
+    loss = nn.functional.cross_entropy(model(torch.randn(512, 16)), torch.randint(10, (512,)))
     print(f"loss {loss.item()!r}")
     loss.backward()
     optimizer.step()
@@ -371,7 +371,8 @@ def test_a_layer_that_all_blocks_hold_brings_the_first_of_them_in_where_others_c
 
 
 def held_by_all_otherwise(directory):
-    """What comes ahead of a unit comes behind its own call, and not behind that of a layer of it."""
+    """What comes ahead of a unit comes behind its own call, and not behind that of a layer of it; what the layer saves goes
+    with the call of the unit that it is lent to, and its gradients are autograd's until all calls' are summed."""
     (directory / "held.py").write_text(HELD_BY_ALL)
     script = {"script": directory / "held.py", "size": ()}
     step = captured_step(memadvisor("profile", directory / "plain", **script))
