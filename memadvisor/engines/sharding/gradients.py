@@ -112,6 +112,7 @@ class ShardedGradient(torch.Tensor):
         if slot is None or shards is None:
             raise RuntimeError("this gradient has been dropped")
         full = slot.flat.new(slot.flat.padded_numel)
+        shards.sharded.has_read_gradients()
         shards.service.fetch_gradients(slot.flat, full)
         return slot.view(full).clone()
 
@@ -153,13 +154,13 @@ class ShardedGradient(torch.Tensor):
         if func.overloadpacket is _aten.detach:
             return args[0]
         if func.overloadpacket in _ELEMENTWISE and _only_first(args[1:], kwargs):
-            models = _sharded_models(args)
-            for sharded in models:
-                sharded.meet_before_writes()
+            models = _shards_of(args)
+            for shards in models:
+                shards.sharded.meet_before_writes(shards.service.all_have_read)
             for some in _by_flat(func, args):
                 _write_pieces(func, some, kwargs)
-            for sharded in models:
-                sharded.num_writes += 1  # who asks for gradients from here on waits for this write
+            for shards in models:
+                shards.sharded.num_writes += 1  # who asks for gradients from here on waits for this write
             return args[0]
         name = func.overloadpacket.__name__
         is_collective = func.namespace == "c10d" and name in _WRITING_COLLECTIVES
@@ -205,13 +206,14 @@ def _write_pieces(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
         func(*tree_map_only(ShardedGradient, ShardedGradient.piece, args), **kwargs)
 
 
-def _sharded_models(args: tuple[Any, ...]) -> list[ShardedModel]:
-    found: dict[int, ShardedModel] = {}
+def _shards_of(args: tuple[Any, ...]) -> list[GradientShards]:
+    """Those of the models whose gradients these are."""
+    found: dict[int, GradientShards] = {}
 
     def note(gradient: ShardedGradient) -> None:
         shards = gradient.shards()
         if shards is not None:
-            found[id(shards)] = shards.sharded
+            found[id(shards)] = shards
 
     tree_map_only(ShardedGradient, note, args)
     return list(found.values())

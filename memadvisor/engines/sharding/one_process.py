@@ -54,6 +54,10 @@ class NoService:
     def __init__(self, state_of: StateOf) -> None:
         self.state_of = state_of
 
+    def all_have_read(self, number: int) -> bool:
+        """There is no other rank."""
+        return True
+
     def fetch_parameters(self, flat: Flat, full: torch.Tensor) -> None:
         """Fill `full` with the parameters."""
         if flat.page is None or flat.own_shard is not None:

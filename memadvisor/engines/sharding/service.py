@@ -151,6 +151,14 @@ class Service:
         """Fill `full` with every rank's shard of the mean gradient."""
         self._fetch_shards("gradient", flat, full, flat.grad_shard)
 
+    def all_have_read(self, number: int) -> bool:
+        """Whether each other rank that shares these shards has read gradients, since all ranks met last, before its change
+        of them with this number; once it has come to that change."""
+        others = [rank for rank in range(self._wire.num_ranks) if rank != self._wire.rank]
+        answers = [self._post(rank, "change", key=str(number)) for rank in others]
+        told = [bool(json.loads(_take(self._client, answer))) for answer in answers]
+        return all(told)
+
     def can_send(self, device: torch.device) -> bool:
         """Whether shards may travel as messages of their own, at any time and from any thread."""
         return device.type == "cpu"
@@ -198,7 +206,9 @@ class Service:
         answer = self._post(rank, kind, flat, slot, key)
         return self._receive(answer, f"{kind} of unit {flat.unit!r} on rank {rank}")
 
-    def _post(self, rank: int, kind: str, flat: Flat, slot: Slot | None = None, key: str = "") -> str:
+    def _post(
+        self, rank: int, kind: str, flat: Flat | None = None, slot: Slot | None = None, key: str = ""
+    ) -> str:
         """Ask; gives where the answer will be."""
         sharded = self._sharded()
         if sharded is None or self._thread is None:
@@ -206,9 +216,15 @@ class Service:
         with self._lock:  # a script may save from a thread of its own
             self._asks += 1
             answer = f"{self._prefix}/answer/{self._wire.rank}/{self._asks}"
-        question = {"kind": kind, "flat": flat.index, "slot": slot.index if slot else -1, "key": key}
-        question["rank"] = self._wire.rank
-        question |= {"answer": answer, "progress": sharded.progress}
+        question = {
+            "kind": kind,
+            "flat": flat.index if flat else -1,
+            "slot": slot.index if slot else -1,
+            "key": key,
+            "rank": self._wire.rank,
+            "answer": answer,
+            "progress": sharded.progress,
+        }
         self._send(rank, question)
         return answer
 
@@ -234,6 +250,9 @@ class Service:
         if sharded is None:
             store.set(question["answer"], "null")
             return
+        if question["kind"] == "change":
+            self._tell_of_reads(store, sharded, int(question["key"]), question["answer"])
+            return
         while sharded.in_step or any(
             own < other for own, other in zip(sharded.progress, question["progress"], strict=True)
         ):
@@ -252,6 +271,12 @@ class Service:
             store.set(f"{question['answer']}/{number}", _bytes(part))
         header = {"parts": len(parts), "dtype": dtype_name(flat.dtype)}
         store.set(question["answer"], json.dumps(header))
+
+    def _tell_of_reads(self, store: Any, sharded: ShardedModel, number: int, answer: str) -> None:
+        while sharded.num_changes < number:
+            time.sleep(_POLL_S)
+        # It is there: whoever asks has not met the others yet.
+        store.set(answer, json.dumps(sharded.read_before_changes[number]))
 
     def _send_shard(self, flat: Flat, question: dict[str, Any]) -> None:
         if flat.shard is None:

@@ -7,6 +7,7 @@ above (docs/engines/internals.md, "Inside an executor"); so none of them knows t
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 from memadvisor.engines.script.hooks import Hooks
@@ -17,6 +18,7 @@ from memadvisor.engines.sharding.loose_gradients import loose_gradients
 from memadvisor.engines.sharding.one_process import wire_of
 from memadvisor.engines.sharding.second_copies import second_copies
 from memadvisor.engines.sharding.transfers import Transfers
+from memadvisor.errors import PlanError
 from memadvisor.schedule import Schedule
 
 
@@ -31,7 +33,9 @@ class ShardedModel:
     and each rank asks for what it needs. in_forward: the model's own.
 
     num_steps, num_backwards, num_writes, in_step: how far this rank has come, which a service thread needs to know
-    before it answers. digest: of what has been sent since the first step.
+    before it answers. num_changes: writes into sharded gradients that have begun; read_before_changes: of those since all
+    ranks met last, by their number, whether this rank had read gradients by then. digest: of what has been sent since the
+    first step.
     """
 
     def __init__(
@@ -72,8 +76,11 @@ class ShardedModel:
         self.num_steps = 0
         self.num_backwards = 0
         self.num_writes = 0
+        self.num_changes = 0
+        self.read_before_changes: dict[int, bool] = {}
         self.in_step = False
         self._met_after = -1  # how many backwards there had been when all ranks met last
+        self._has_read = False  # gradients, since then
 
     @property
     def computes(self) -> bool:
@@ -100,8 +107,27 @@ class ShardedModel:
     def have_met(self) -> None:
         """All ranks have just taken part in a collective."""
         self._met_after = self.num_backwards
+        self._has_read = False
+        self.read_before_changes.clear()
 
-    def meet_before_writes(self) -> None:
-        """The script changes sharded gradients, on every rank: none may still read those of the last backward."""
+    def has_read_gradients(self) -> None:
+        """The script has asked other ranks for a gradient."""
+        self._has_read = True
+
+    def meet_before_writes(self, all_have_read: Callable[[int], bool]) -> None:
+        """The script changes sharded gradients, on every rank: none may still read those of the last backward, nor, where it
+        reads between changes, those that the change before has left. `all_have_read` asks the others whether they have
+        read, too, before the change of this number. Raises PlanError where they have not: they do not wait."""
+        number = self.num_changes + 1
+        self.read_before_changes[number] = self._has_read
+        self.num_changes = number  # told last: others ask once this is there
         if self._met_after != self.num_backwards:
+            self.meet()
+        elif self._has_read:
+            if not all_have_read(number):
+                raise PlanError(
+                    "The script reads gradients on some ranks between changes of them, which cannot be done on the shards that "
+                    "ZeRO stages 2 and 3 keep.",
+                    hint="read them on all ranks, or before the first change; or use --zero 1, which keeps whole gradients.",
+                )
             self.meet()
