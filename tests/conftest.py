@@ -7,6 +7,9 @@ are what the family `networks` of tests/capture/zoo runs on.
 Who records a training looks through all objects that Python's garbage collector knows, several times. Of those of a
 process that runs tests, most are torch's and pytest's own.
 
+What its engines take beside a training is measured by each recording, which takes a tenth of a second: as long as many
+a recording of a test. It is a matter of the process, so each process measures it once.
+
 Property tests draw the same examples every time, so that a change passes or fails for what it changes.
 `--hypothesis-profile=new` draws others.
 
@@ -17,6 +20,7 @@ Where Python is told to write no bytecode, as in many containers, each process w
 longer than most of what is tested.
 """
 
+import functools
 import gc
 import os
 import sys
@@ -42,6 +46,15 @@ def _profiler_prints_nothing():
             patch.setenv("KINETO_LOG_LEVEL", "6")
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
                 pass
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _engines_are_measured_once():
+    from memadvisor import api  # whose bytecode is written by now
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api, "measure_engines", functools.cache(api.measure_engines))
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -120,7 +120,7 @@ PLANS = {
 def loop(rank: int, folder: str) -> dict[str, object]:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
     plain, planned = Training(rank), Training(rank)
-    profiled = Recorded(rank, folder, lambda: planned.losses(4))
+    profiled = Recorded(rank, folder, lambda: planned.losses(3))
 
     found: dict[str, object] = {}
 

@@ -141,7 +141,7 @@ def loop(rank: int, folder: str, name: str) -> dict[str, object]:
     case = CASES[name]
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(case.num_ranks))
     plain, planned = Training(rank, case), Training(rank, case)
-    profiled = Recorded(rank, folder, lambda: planned.losses(4))
+    profiled = Recorded(rank, folder, lambda: planned.losses(3))
 
     def plans_of(names: list[str]) -> dict[str, Plan]:
         return {one: by_units(case, names, **options) for one, options in PLANS.items()}

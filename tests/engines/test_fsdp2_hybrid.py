@@ -170,7 +170,7 @@ def loop(rank: int, folder: str, case: str) -> dict[str, object]:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(RANKS))
     arguments, options, names = CASES[case]
     plain, planned = (Training(rank, *arguments, **options) for _ in range(2))
-    profiled = Recorded(rank, folder, lambda: planned.losses(4))
+    profiled = Recorded(rank, folder, lambda: planned.losses(3))
 
     def plans_of(units: list[str]) -> dict[str, Plan]:
         return {name: by_units(units, **PLANS[name]) for name in names}
