@@ -51,8 +51,7 @@ from memadvisor.units import parse_bytes
 from memadvisor.zeropp_options import zeropp_fields, zeropp_names
 
 _OF_ONE_LAYOUT = (
-    "show_schedule",
-    "tp_kind", "tp_depth", "split", "shard", "micro_batch", "recompute", "recompute_layers", "chunks", "sequence_parallel", "context_kind",
+    "show_schedule", "tp_kind", "tp_depth", "split", "shard", "micro_batch", "recompute", "recompute_layers", "chunks", "sequence_parallel", "context_kind",
     "offload_optimizer", "offload_parameters", "offload_activations", "expert_imbalance",
 )  # fmt: skip
 _UNSET = (None, False, 0.0, "none", "ring")
