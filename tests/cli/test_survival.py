@@ -137,7 +137,7 @@ def test_of_four_ranks_one_dies_one_hangs_and_the_views_name_them(tmp_path):
     page = (out / "report.html").read_text()
     assert made.returncode == 0
     assert "rank 1: ended without a word (killed?)" in page
-    assert "1 of 4 ranks left no readable record: 3" in page
+    assert "1 of 4 ranks left no readable record: rank 3" in page
 
 
 @pytest.mark.parametrize("shell", ["2>&-", "2>/dev/full"])

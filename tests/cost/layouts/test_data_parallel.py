@@ -26,7 +26,7 @@ from tests.planning.small_spaces import make_model
 
 def one_byte_a_second(size, stride):
     return Group(
-        size=size, near=1, nodes=size, bytes_per_s=1.0, own_bytes_per_s=1.0, ring_latency_s=0.0,
+        size=size, near=1, nodes=size, bytes_per_s=1.0, exchange_bytes_per_s=1.0, own_bytes_per_s=1.0, ring_latency_s=0.0,
         tree_latency_s=0.0, tree_share=1.0,
         call_s=0.0,
     )  # fmt: skip
@@ -102,7 +102,7 @@ def test_pipelines_of_torch_sum_whole_gradients_under_stage_2_too(whole):
 
 def test_a_token_leaves_once_for_each_other_node():
     """Two nodes, each byte to two experts: with the chance of a quarter both are at home."""
-    group = replace(one_byte_a_second(2, 1), bytes_per_s=4.0)
+    group = replace(one_byte_a_second(2, 1), exchange_bytes_per_s=4.0)
     assert group.dispatch_seconds(100.0, copies=2) == pytest.approx(100 * (1 - 1 / 4))
     # To one node alone, which half of the time is its own.
     assert group.dispatch_seconds(100.0, copies=2, most_nodes=1) == pytest.approx(100 / 2)

@@ -14,10 +14,10 @@ from tests.planning.small_spaces import make_model
 
 # Eight ranks of two nodes; all that counts is one byte a second inside, or over each rank's share of the network.
 INSIDE = Group(
-    size=8, near=4, nodes=2, bytes_per_s=1.0, own_bytes_per_s=1e9, ring_latency_s=0.0, tree_latency_s=0.0,
+    size=8, near=4, nodes=2, bytes_per_s=1.0, exchange_bytes_per_s=1.0, own_bytes_per_s=1e9, ring_latency_s=0.0, tree_latency_s=0.0,
     tree_share=1.0, call_s=0.0,
 )  # fmt: skip
-BETWEEN = replace(INSIDE, bytes_per_s=1e9, own_bytes_per_s=1.0)
+BETWEEN = replace(INSIDE, bytes_per_s=1e9, exchange_bytes_per_s=1e9, own_bytes_per_s=1.0)
 
 
 def exchange_seconds(chosen: int, group: Group, *, in_turn: bool = True) -> tuple[float, float]:

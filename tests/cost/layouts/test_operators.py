@@ -186,7 +186,7 @@ def test_what_experts_are_sent_is_not_kept_and_travels_again():
 
     cluster = parse_cluster("4xH100")
     groups = layer_groups(parted.layout, lambda size, stride: group_of(cluster, size, stride, FITTED), False)
-    slow = replace(groups, expert=replace(groups.expert, bytes_per_s=1e3))
+    slow = replace(groups, expert=replace(groups.expert, exchange_bytes_per_s=1e3))
     device = device_of(cluster.accelerator, "bfloat16", FITTED)
     again_s, slowly_s = (layer_work(sparse, parted, 0, device, each).recompute_s for each in (groups, slow))
     there_and_back = 2 * 2.0 * B * S * 2 * H
