@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path, PurePath
 from typing import ClassVar
 
@@ -98,9 +99,15 @@ class RunApp(App[RunFormatError | None]):
         self._poll()
 
     def _poll(self) -> None:
-        if not self._is_reading:
+        if self._has_lost_terminal():
+            self.exit()
+        elif not self._is_reading:
             self._is_reading = True
             self._read()
+
+    def _has_lost_terminal(self) -> bool:
+        """Whether it was closed where nobody hears of that by SIGHUP, as under nohup. Textual would read from it for good."""
+        return not self.is_headless and (sys.__stdin__ is None or not sys.__stdin__.isatty())
 
     @work(thread=True)
     def _read(self) -> None:

@@ -44,8 +44,8 @@ def test_what_is_no_directory_is_one_line_and_exit_code_2(tmp_path, capsys, make
     assert phrase in error and error.count("\n") == 1
 
 
-def in_a_terminal(words, keys=b""):
-    """Run the command in a pseudo-terminal of 80x24, press keys once it has drawn; exit code and output."""
+def in_a_terminal(words, keys=b"", *, is_closed=False):
+    """Run the command in a pseudo-terminal of 80x24, press keys or close that once it has drawn; exit code and output."""
     leader, follower = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
     process = subprocess.Popen(
@@ -64,6 +64,8 @@ def in_a_terminal(words, keys=b""):
             if not data:
                 break
             output += data
+        if is_closed and b"Peak memory" in output:
+            break
         if not pressed and b"Peak memory" in output:
             pressed = True
             os.write(leader, keys)
@@ -76,6 +78,10 @@ def test_in_a_terminal_it_draws_and_q_leaves_with_code_0(run_directory):
 
     assert code == 0
     assert b"\x1b[?1049h" in output and b"\x1b[?1049l" in output, "the screen is given back"
+
+
+def test_it_ends_where_its_terminal_is_closed_and_no_signal_says_so(run_directory):
+    in_a_terminal(command(run_directory), is_closed=True)  # which waits for its end
 
 
 def test_a_directory_that_is_no_run_leaves_the_terminal_with_one_line(tmp_path):
