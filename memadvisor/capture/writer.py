@@ -297,6 +297,7 @@ class RankWriter:
     def _process_info(self, device: torch.device) -> ProcessInfo:
         properties: Any = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
         wrapped = None if _process_group_size() == 1 else living(DistributedDataParallel)
+        models = outermost_modules(torch.nn.Module) if has_compiled() else []
         precision = float32_products(device)
         return ProcessInfo(
             rank=_process_group_rank(self._options),
@@ -322,8 +323,8 @@ class RankWriter:
             has_ddp_any_order=None if wrapped is None else any(map(has_any_order, wrapped)),
             ddp_option=next(filter(None, map(options_left_to_ddp, wrapped or ())), None),
             whole_optimizer=self._whole_optimizer,
-            has_compiled_model=has_compiled_model(),
-            has_model_compiled_in_place=has_model_compiled_in_place(),
+            has_compiled_model=any(map(is_compiled, models)),
+            has_model_compiled_in_place=any(is_compiled_in_place(unwrap(model)) for model in models),
             float32_matmul=precision["matmul"],
             float32_convolution=precision["convolution"],
             **dict(zip(_MEASURED, self._engines_s or (), strict=False)),
@@ -341,21 +342,14 @@ def has_zero_optimizer() -> bool:
     return module is not None and bool(living(module.ZeroRedundancyOptimizer))
 
 
-def has_compiled_model() -> bool:
-    """Whether torch.compile has made one of a model that is in no other module."""
-    for module in outermost_modules(torch.nn.Module) if has_compiled() else ():
-        inner: Any = module
-        while inner is not None:
-            if is_made_by_compiler(inner):
-                return True
-            inner = inside_wrapper(inner)
+def is_compiled(model: torch.nn.Module) -> bool:
+    """Whether torch.compile has made it of a model."""
+    inner: Any = model
+    while inner is not None:
+        if is_made_by_compiler(inner):
+            return True
+        inner = inside_wrapper(inner)
     return False
-
-
-def has_model_compiled_in_place() -> bool:
-    """Whether the script has compiled a model that is in no other module by its `compile` method."""
-    models = outermost_modules(torch.nn.Module) if has_compiled() else ()
-    return any(is_compiled_in_place(unwrap(model)) for model in models)
 
 
 def _has_process_group() -> bool:
