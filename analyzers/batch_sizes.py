@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
@@ -33,11 +33,10 @@ def shrink_batch(rank: RankRun, step: Step, divisor: int | Fraction) -> dict[int
     does with the last step's logits. What an operator made for itself has no shape; of convolutions and recurrent layers
     it shrinks as their own shapes say (inner_workspaces.py), of others where it is as large as one that does and as
     nothing else (a copy in another dtype, as a mean of bfloat16 makes, has as many numbers), or as nothing else that the
-    operator has made in the module. Where a convolution takes another algorithm
-    with fewer samples, it makes other things (slow_convolutions.py); what an LSTM keeps has a law (lstm_workspaces.py).
-    Whatever else has no recorded shape keeps its size,
-    so the step is never made smaller than it is known to become. For the same reason all that is born in a forward or
-    backward grows, but for what has the shape of a parameter; so do batches that were there before.
+    operator has made in the module. Where a convolution takes another algorithm with fewer samples, it makes other things
+    (slow_convolutions.py); what an LSTM keeps has a law (lstm_workspaces.py). Whatever else has no recorded shape keeps its
+    size, so the step is never made smaller than it is known to become. For the same reason all that is born in a forward
+    or backward grows, but for what has the shape of a parameter; so do batches that were there before.
     """
     if divisor == 1 or step.num_samples is None:
         return {}
@@ -64,17 +63,7 @@ def shrink_batch(rank: RankRun, step: Step, divisor: int | Fraction) -> dict[int
         if row.phase == "baseline" and row.death_s is not None and (row.size_bytes, row.dtype) in outlasting
         if _has_batch(replace(row, phase=""), sizes, weights)
     }
-    rest = [row for row in rank.storages if row.storage_id not in shrinking]
-    shaped = [row for row in rest if row.shape]
-    alike = {row.size_bytes for row in shrinking.values()} - {row.size_bytes for row in shaped}
-    cast = _cast(shrinking.values()) - _cast(shaped)
-    made = set(map(_made, shrinking.values())) - set(map(_made, shaped))
-    own = workspaces(rank, {dimensions(row.shape) for row in shrinking.values()}, sizes)
-    for row in rest:
-        is_inside = row.storage_id not in own and row.operator.startswith(INSIDE)
-        is_cast = row.operator == _CAST and row.size_bytes in cast
-        if is_inside and (is_cast or row.size_bytes in alike or _made(row) in made):
-            own[row.storage_id] = row.size_bytes
+    own = _made_inside(rank, shrinking, sizes)
     whole = {
         row.storage_id: row.size_bytes
         for row in rank.storages
@@ -98,6 +87,22 @@ def _weights(rank: RankRun) -> set[tuple[int, ...]]:
     """Shapes of parameters, as they are and transposed."""
     shapes = {dimensions(parameter.shape) for parameter in rank.parameters}
     return shapes | {shape[::-1] for shape in shapes}
+
+
+def _made_inside(rank: RankRun, shrinking: Mapping[int, Storage], sizes: Set[int]) -> dict[int, int]:
+    """What operators made for themselves and shrinks, by storage: how much of it does."""
+    rest = [row for row in rank.storages if row.storage_id not in shrinking]
+    shaped = [row for row in rest if row.shape]
+    alike = {row.size_bytes for row in shrinking.values()} - {row.size_bytes for row in shaped}
+    cast = _cast(shrinking.values()) - _cast(shaped)
+    made = set(map(_made, shrinking.values())) - set(map(_made, shaped))
+    own = workspaces(rank, {dimensions(row.shape) for row in shrinking.values()}, sizes)
+    for row in rest:
+        is_inside = row.storage_id not in own and row.operator.startswith(INSIDE)
+        is_cast = row.operator == _CAST and row.size_bytes in cast
+        if is_inside and (is_cast or row.size_bytes in alike or _made(row) in made):
+            own[row.storage_id] = row.size_bytes
+    return own
 
 
 def _cast(rows: Iterable[Storage]) -> set[int]:

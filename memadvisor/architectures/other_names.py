@@ -40,8 +40,9 @@ OTHER_NAMES: dict[str, str] = {
     "bert-base-cased": "bert-base",
     "bert-large-cased": "bert-large",
     **{
-        f"esm2-t{layers}-{size}": f"esm2-{size}"
+        f"esm2-t{layers}-{size}{data}": f"esm2-{size}"
         for layers, size in ((6, "8m"), (12, "35m"), (30, "150m"), (33, "650m"), (36, "3b"), (48, "15b"))
+        for data in ("", "-ur50d")
     },
     "llama4-scout-17b-16e": "llama4-scout",
     "llama4-maverick-17b-128e": "llama4-maverick",
@@ -67,10 +68,6 @@ OTHER_NAMES: dict[str, str] = {
     },
     "gpt-jt": "gpt-j-6b",
     "gpt-jt-6b": "gpt-j-6b",
-    **{
-        f"esm2-t{layers}-{size}-ur50d": f"esm2-{size}"
-        for layers, size in ((6, "8m"), (12, "35m"), (30, "150m"), (33, "650m"), (36, "3b"), (48, "15b"))
-    },
     "vit-base-patch16-224": "vit-b-16",
     "vit-large-patch16-224": "vit-l-16",
     "vit-huge-patch14-224": "vit-h-14",
@@ -178,8 +175,11 @@ OTHER_NAMES: dict[str, str] = {
     "t0-3b": "flan-t5-xl",
     "t0": "flan-t5-xxl",
     "t0pp": "flan-t5-xxl",
-    **{f"t5-v1-1-{size}": f"flan-t5-{size}" for size in ("small", "base", "large", "xl", "xxl")},
-    **{f"t5-v1.1-{size}": f"flan-t5-{size}" for size in ("small", "base", "large", "xl", "xxl")},
+    **{
+        f"t5-v1{dot}1-{size}": f"flan-t5-{size}"
+        for dot in "-."
+        for size in ("small", "base", "large", "xl", "xxl")
+    },
     "ul2": "flan-ul2",
     **{f"mt0-{size}": f"mt5-{size}" for size in ("small", "base", "large", "xl", "xxl")},
 }

@@ -54,9 +54,8 @@ def known_tensors(
             yield parameter.grad, "gradient", unit
     stepped = list(optimizers)
     own = [parameter for *_, parameter in models.parameters()]
-    for copy in masters(
-        own, stepped
-    ):  # their gradients are the script's own copies, which no plan's step makes anew
+    # Their gradients are the script's own copies, which no plan's step makes anew.
+    for copy in masters(own, stepped):
         yield copy, "optimizer_state", ""
     for optimizer in stepped:
         for owner, state in optimizer.state.items():

@@ -41,6 +41,15 @@ MI355X_SHARE, MI355X_NARROW_SHARE, MI355X_PRODUCTS = (
     "rocmval beside a Megatron-LM sweep of 8 MI355X (summary of June 2026)",
 )
 
+CDNA3_RATES = {
+    "float8_e4m3fnuz": 2614.9e12,
+    "float16": 1307.4e12,
+    "bfloat16": 1307.4e12,
+    "tf32": 653.7e12,
+    "float32": 163.4e12,
+    "float64": 163.4e12,
+}  # of an MI300X and an MI325X alike
+
 AMD_CARDS: tuple[CatalogueEntry, ...] = (
     CatalogueEntry(
         name="MI250X-die-64GB",
@@ -92,14 +101,7 @@ AMD_CARDS: tuple[CatalogueEntry, ...] = (
         aliases=("mi300x", "amd instinct mi300x", "amd instinct mi300x oam"),
         memory_bytes=192 * 10**9,
         memory_bandwidth_bytes_per_s=5.3e12,
-        peak_flops_per_s={
-            "float8_e4m3fnuz": 2614.9e12,
-            "float16": 1307.4e12,
-            "bfloat16": 1307.4e12,
-            "tf32": 653.7e12,
-            "float32": 163.4e12,
-            "float64": 163.4e12,
-        },
+        peak_flops_per_s=CDNA3_RATES,
         sources=one_page(MI300X) | {"matmul": f"{BEST_PRODUCTS}; in 8 bits {TRACELENS}"},
         matmul_share=MI300X_SHARE,
         narrow_matmul_share=MI300X_NARROW_SHARE,
@@ -109,14 +111,7 @@ AMD_CARDS: tuple[CatalogueEntry, ...] = (
         aliases=("mi325x",),
         memory_bytes=256 * 10**9,
         memory_bandwidth_bytes_per_s=6e12,
-        peak_flops_per_s={
-            "float8_e4m3fnuz": 2614.9e12,
-            "float16": 1307.4e12,
-            "bfloat16": 1307.4e12,
-            "tf32": 653.7e12,
-            "float32": 163.4e12,
-            "float64": 163.4e12,
-        },
+        peak_flops_per_s=CDNA3_RATES,
         sources=one_page(MI325X) | {"matmul": f"{BEST_PRODUCTS}; in 8 bits {TRACELENS}"},
         matmul_share=MI325X_SHARE,
         narrow_matmul_share=MI325X_NARROW_SHARE,
