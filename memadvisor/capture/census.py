@@ -28,7 +28,7 @@ from memadvisor.capture.tensor_storage import (
 from memadvisor.capture.truth import is_profiler_free
 from memadvisor.capture.wrapped_states import wrapped_states
 from memadvisor.run.children import children_of
-from memadvisor.run.living import living, outermost_modules
+from memadvisor.run.living import living, one_look, outermost_modules
 from memadvisor.run.records import OptimizerState, Parameter
 
 Labelled = tuple[torch.Tensor, str, str]  # tensor, category, unit
@@ -106,7 +106,7 @@ def residents(
     """
     found: dict[int, Resident] = {}
     # A subclass may do anything when it is asked something: the script's own work, or an engine's collective.
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunctionSubclass(), one_look():
         held = list(held_by_modules())
         holders = {id(tensor): holder for tensor, holder in held}
         for tensor, category, unit in known:

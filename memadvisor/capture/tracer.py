@@ -31,6 +31,7 @@ from memadvisor.capture.position import Position
 from memadvisor.capture.saved_hooks import SavedTensorHooks
 from memadvisor.capture.tensor_storage import has_wrapper, is_on, plain_tensors, storage_address
 from memadvisor.capture.truth import AllocatorAccount, is_profiler_free
+from memadvisor.run.living import one_look
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,8 @@ class Tracer:
         self.mode.look_who_holds = self._hooks.holders.look
         self.module_calls = ModuleCallLog(self.mode.address)
         self._given = device_blocks(device)
-        self._residents: list[Resident] = residents([*known(), *beside()], device, cpu, self._given)
+        with one_look():
+            self._residents: list[Resident] = residents([*known(), *beside()], device, cpu, self._given)
         self._start_allocated_bytes: int | None = None
         self.offset_ns = monotonic_less_wall_ns()
         self._end_ns: int | None = None  # where it is held

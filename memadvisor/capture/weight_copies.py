@@ -10,7 +10,6 @@ momentum, or a measure of each weight's importance: what is a copy is near the w
 
 from __future__ import annotations
 
-import gc
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ import torch
 from memadvisor.capture.models import Models
 from memadvisor.capture.tensor_storage import plain_tensors
 from memadvisor.run.children import children_of, modules_of
-from memadvisor.run.living import living, outermost_modules
+from memadvisor.run.living import all_objects, living, one_look, outermost_modules
 
 _Shapes = tuple[torch.Size, ...]
 _NUM_LOOKED_AT, _MOST_LOOKED_AT = 8, 256  # tensors, and elements of each
@@ -30,7 +29,7 @@ _LISTS, _DICTIONARIES = (list, tuple), (dict, OrderedDict)
 
 def weight_copies(models: Models) -> list[torch.Tensor]:
     """Of all models that are known, wherever Python can reach them; a storage of the model's own may be among them."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunctionSubclass(), one_look():
         own = [parameter for *_, parameter in models.parameters()]
         mirrored = _Mirrored.of([root for _, root in models.roots()], own)
         others = {
@@ -111,7 +110,7 @@ def _in_modules(mirrored: _Mirrored, not_copies: Set[int]) -> Iterator[torch.Ten
 
 def _in_containers(mirrored: _Mirrored, not_copies: Set[int]) -> Iterator[torch.Tensor]:
     lengths = {len(shapes) for shapes in mirrored.of_containers}
-    for held in gc.get_objects() if lengths else ():
+    for held in all_objects() if lengths else ():
         kind = type(held)
         if (kind in _LISTS or kind in _DICTIONARIES) and len(held) in lengths:
             values = tuple(dict.values(held) if kind in _DICTIONARIES else held)

@@ -38,7 +38,7 @@ from memadvisor.run.ddp_options import options_left_to_ddp
 from memadvisor.run.documents import Ending, Note, ProcessInfo
 from memadvisor.run.frames import MAX_JOURNAL_RAW_BYTES
 from memadvisor.run.journal import JournalWriter
-from memadvisor.run.living import living, outermost_modules
+from memadvisor.run.living import living, one_look, outermost_modules
 from memadvisor.run.loader_records import DataWait, LoaderInfo
 from memadvisor.run.own_forwards import is_compiled_in_place, is_made_by_compiler
 from memadvisor.run.process import own_mark
@@ -296,8 +296,10 @@ class RankWriter:
 
     def _process_info(self, device: torch.device) -> ProcessInfo:
         properties: Any = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
-        wrapped = None if _process_group_size() == 1 else living(DistributedDataParallel)
-        models = outermost_modules(torch.nn.Module) if has_compiled() else []
+        with one_look():
+            wrapped = None if _process_group_size() == 1 else living(DistributedDataParallel)
+            models = outermost_modules(torch.nn.Module) if has_compiled() else []
+            has_zero = None if wrapped is None else has_zero_optimizer()
         precision = float32_products(device)
         return ProcessInfo(
             rank=_process_group_rank(self._options),
@@ -318,7 +320,7 @@ class RankWriter:
             ddp_ranks=min((ddp.process_group.size() for ddp in wrapped or ()), default=None),
             has_ddp_hook=None if wrapped is None else any(getattr(ddp, "_comm_hooks", ()) for ddp in wrapped),
             has_ddp_join=None if wrapped is None else any(map(joins_ranks, wrapped)),
-            has_zero_optimizer=None if wrapped is None else has_zero_optimizer(),
+            has_zero_optimizer=has_zero,
             has_replicate=None if wrapped is None else any(map(is_around_a_list, wrapped)),
             has_ddp_any_order=None if wrapped is None else any(map(has_any_order, wrapped)),
             ddp_option=next(filter(None, map(options_left_to_ddp, wrapped or ())), None),

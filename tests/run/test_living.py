@@ -1,8 +1,12 @@
 """Who is alive, in a process that holds whatever a script holds."""
 
+import threading
+import weakref
 from abc import ABC
 
-from memadvisor.run.living import living
+import torch
+
+from memadvisor.run.living import all_objects, living, one_look
 
 
 class Base:
@@ -50,3 +54,33 @@ def test_an_abstract_kind_is_not_asked_about_types_that_cannot_be_hashed():
     held, strange = OfAbstract(), Strange()
     assert living(Abstract) == [held]
     assert living(Base) == [strange]
+
+
+def test_one_look_finds_what_several_would_in_the_same_order_and_lets_go_of_it():
+    held = [torch.nn.Linear(2, 2), torch.ones(3), {"a": torch.ones(1)}, torch.nn.Sequential(torch.nn.ReLU())]
+    kinds = (torch.nn.Module, torch.Tensor, torch.nn.Parameter, torch.nn.Linear, torch.optim.Optimizer, Base)
+    several = {kind: [id(each) for each in living(kind)] for kind in kinds}
+    with one_look():
+        assert {kind: [id(each) for each in living(kind)] for kind in kinds} == several
+        assert any(each is held for each in all_objects())
+        later = torch.ones(2)
+        assert not any(each is later for each in living(torch.Tensor))
+        with one_look():
+            assert not any(each is later for each in living(torch.Tensor))
+    assert any(each is later for each in living(torch.Tensor))
+    gone = weakref.ref(held[1])
+    del held
+    assert gone() is None
+
+
+def test_a_look_is_a_threads_own_and_asks_no_class():
+    strange, seen = Strange(), []
+    with one_look():
+        assert any(each is strange for each in living(Base))
+        later = Base()
+        thread = threading.Thread(target=lambda: seen.extend(living(Base)))
+        thread.start()
+        thread.join()
+        assert not any(each is later for each in living(Base))
+        assert living(torch.optim.Optimizer) == []
+    assert any(each is later for each in seen)
