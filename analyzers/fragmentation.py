@@ -140,6 +140,18 @@ def allocator_settings(rank: RankRun) -> AllocatorSettings:
     return replace(found, orders_by_address=rank.process.torch_version.startswith(_ORDER_BY_ADDRESS))
 
 
+def outside_allocator_bytes(rank: RankRun) -> int | None:
+    """As of `Measured`; None where it was not recorded."""
+    state = _state(rank)
+    return None if state is None else _outside_bytes(state)
+
+
+def _outside_bytes(state: AllocatorState) -> int | None:
+    return (
+        None if state.process_used_bytes is None else max(0, state.process_used_bytes - state.reserved_bytes)
+    )
+
+
 def _state(rank: RankRun) -> AllocatorState | None:
     step = rank.traced_step
     return next((row for row in rank.allocator_states if step is not None and row.step == step.index), None)
@@ -169,11 +181,7 @@ def _measured(rank: RankRun, step: Step, state: AllocatorState) -> Measured:
         peak_reserved_bytes=state.peak_reserved_bytes,
         cached_bytes=sum(row.total_bytes for row in cached),
         pinned_free_bytes=sum(row.total_bytes - row.active_bytes for row in in_use),
-        outside_allocator_bytes=(
-            None
-            if state.process_used_bytes is None
-            else max(0, state.process_used_bytes - state.reserved_bytes)
-        ),
+        outside_allocator_bytes=_outside_bytes(state),
         num_retries=state.num_retries,
         num_segments=len(segments),
         segments=_uses(rank, step, in_use),

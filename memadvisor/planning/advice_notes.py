@@ -22,6 +22,7 @@ from memadvisor.cost.transfers import TransferTimes
 from memadvisor.fused_updates import fused_updates_text
 from memadvisor.local_sgd import LocalSgd, local_sgd_loss_text
 from memadvisor.planning.algorithms import algorithms_notes
+from memadvisor.planning.budget import card_notes
 from memadvisor.planning.compiled_models import no_unit_ran, units_that_ran
 from memadvisor.planning.extrapolation import extrapolation_notes
 from memadvisor.planning.last_stage import stage_notes
@@ -57,6 +58,7 @@ def notes(run: Run, plays: Plays, plain: CapturedStep, found: list[RankedPlan]) 
     yield from _transfer_notes(found, plays.transfers)
     yield from _tier_notes(plain, plays)
     yield from _allocator_notes(plain, plays.settings)
+    yield from card_notes(run, plays.budget_bytes)
 
 
 def size_notes(run: Run) -> Iterator[str]:

@@ -22,6 +22,7 @@ from memadvisor.cost.transfers import TransferTimes
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.plan import Plan, RankPlan
 from memadvisor.planning.advice_notes import rates_text, size_notes
+from memadvisor.planning.budget import card_notes
 from memadvisor.planning.by_rank import front_of_points, plan_of_ranks, rank_plans
 from memadvisor.planning.collecting import collecting_seldom
 from memadvisor.planning.machine import transfers_of
@@ -207,7 +208,12 @@ def advise_pipeline(run: Run, *, memory_bytes: int, hardware: Hardware | None = 
         smallest_budget_bytes=max(search.peaks(smallest)),
         measured_peak_bytes=max(place.step.peak_bytes for place in search.places),
         measured_step_time_s=first.step_time_s,
-        notes=(*size_notes(run), *_notes(search.pipelines), *_transfer_note(ranks, search.times)),
+        notes=(
+            *size_notes(run),
+            *card_notes(run, memory_bytes),
+            *_notes(search.pipelines),
+            *_transfer_note(ranks, search.times),
+        ),
     )
 
 

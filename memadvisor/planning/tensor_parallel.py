@@ -23,6 +23,7 @@ from memadvisor.cost.step import CapturedStep
 from memadvisor.errors import UsageError
 from memadvisor.plan import Plan
 from memadvisor.planning.advice_notes import size_notes
+from memadvisor.planning.budget import card_notes
 from memadvisor.planning.by_rank import front_of_points, plan_of_ranks, rank_plans
 from memadvisor.planning.collecting import collecting_seldom
 from memadvisor.planning.own_updates import notes_on_later_hooks, own_updates
@@ -169,7 +170,7 @@ def advise_tensor_parallel(run: Run, *, memory_bytes: int) -> TensorAdvice:
         smallest_budget_bytes=max(search.peaks(search.smallest())),
         measured_peak_bytes=max(step.peak_bytes for step in steps),
         measured_step_time_s=measured_s,
-        notes=(*size_notes(run), *notes_on_later_hooks(run)),
+        notes=(*size_notes(run), *card_notes(run, memory_bytes), *notes_on_later_hooks(run)),
         script_changes=changes_of(run, run.ranks[0]),
     )
 
