@@ -37,6 +37,7 @@ MEGATRON_CORE = Preset(
         attention_backward_share=0.8,
         loss_in_place=True,
         launches_each_expert=True,
+        leaves_often=True,
         saves_narrow=True,
         narrow_copy_bytes=2.0,
         weighs_inside=True,
@@ -45,10 +46,10 @@ MEGATRON_CORE = Preset(
     ),
     meaning="as default, with the distributed optimizer (ZeRO stage 1) that its recipes switch on, gradients accumulated by "
     "the products that make them, which have half of the backward's collectives of tensor parallelism under them; products of experts launched one by one "
-    "(Transformer Engine's GroupedLinear), whose weights of a token multiply inside; products of 8 bits keep their inputs so, and matrices in 8 bits, as they are and transposed; buckets of 40 M elements, or 1 M for each replica",
+    "(Transformer Engine's GroupedLinear), whose weights of a token multiply inside; tokens leave their node once for each expert (its alltoall; DeepEP and HybridEP by the column dispatcher); products of 8 bits keep their inputs so, and matrices in 8 bits, as they are and transposed; buckets of 40 M elements, or 1 M for each replica",
     source="https://docs.nvidia.com/megatron-core/developer-guide/latest/api-guide/dist_optimizer.html; "
     "megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication; megatron/core/transformer/moe/experts.py, TEGroupedMLP "
-    "(permuted_probs); transformer_engine/pytorch/module/linear.py (saved_inputmat) and base.py (get_weight_workspace); megatron/core/distributed/distributed_data_parallel.py (bucket_size)",
+    "(permuted_probs) and transformer_config.py (moe_token_dispatcher_type, moe_enable_deepep); transformer_engine/pytorch/module/linear.py (saved_inputmat) and base.py (get_weight_workspace); megatron/core/distributed/distributed_data_parallel.py (bucket_size)",
     names=("megatron-core", "mcore", "mindspeed"),
     zero_stage=1,
 )
@@ -57,6 +58,7 @@ NEMO = Preset(
         MEGATRON_CORE.software,
         name="nemo",
         tensor_overlap=0.5,
+        leaves_often=False,
         gradient_bytes=2,
         reduce_bytes=2,
         gathers_narrow=True,
@@ -64,7 +66,7 @@ NEMO = Preset(
         bucket_elements=128 * 2.0**20,
         bucket_elements_of_replica=0.0,
     ),
-    meaning="as megatron-core, with half of tensor parallelism's collectives in pieces under products (Transformer Engine's "
+    meaning="as megatron-core, with tokens for experts leaving their node once for each other node (DeepEP, HybridEP), half of tensor parallelism's collectives in pieces under products (Transformer Engine's "
     "userbuffers), and gradients summed and reduced in 16 bits; 16 B a parameter; of matrices whose products are of 8 bits these alone are "
     "gathered and held, as they are and transposed; buckets of 128 M elements",
     source="recipes of NeMo and Megatron Bridge (scripts/performance: tp_comm_overlap, grad_reduce_in_fp32, grad_sync_dtype, fp8_param_gather); nemo/lightning/pytorch/callbacks/megatron_comm_overlap.py (bucket_size)",

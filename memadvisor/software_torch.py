@@ -13,6 +13,8 @@ FSDP = Preset(
     software=Software(
         name="fsdp",
         stops_early=True,
+        dtensors=True,
+        leaves_often=True,
         fused_mlp=False,
         fused_rotary=False,
         repeats_keys=True,
@@ -33,8 +35,9 @@ FSDP = Preset(
     "parameters stay gathered and gradients whole until the last microbatch, under looped schedules with two parts of the model "
     "on each rank; parameters gathered in the 8 bits of products, whose inputs are kept in 16 and cast again in the backward, by a scale of each tensor (torchao); the embedding and the head are the root unit's, which is not "
     "resharded until the backward's end; of a logit three tensors in fp32 (the log-softmax, the gradient of the "
-    "mean, its own), and the block of the product in two bytes, which is too small for any of them; experts' results weighed in fp32; gradients let go behind each update",
-    source="torch.distributed.fsdp.MixedPrecisionPolicy; torch/distributed/fsdp/flat_param.py (post_unshard frees the 16-bit shard), fully_shard's reshard_after_forward (false for the root); https://github.com/pytorch/torchtitan, docs/fsdp.md, docs/float8.md, torchao/float8/float8_linear.py (matmul_with_hp_or_float8_args) and torchao/prototype/moe_training/mxfp8_linear.py, torchtitan/models/moe.py, its "
+    "mean, its own), and the block of the product in two bytes, which is too small for any of them; experts' results weighed in fp32; tokens leave their node once for each expert; tensor parallelism's operators go through Python (DTensor) "
+    "unless compiled; gradients let go behind each update",
+    source="torch.distributed.fsdp.MixedPrecisionPolicy; torch/distributed/tensor/_dispatch.py; torchtitan/distributed/expert_parallel.py (all_to_all_single); torch/distributed/fsdp/flat_param.py (post_unshard frees the 16-bit shard), fully_shard's reshard_after_forward (false for the root); https://github.com/pytorch/torchtitan, docs/fsdp.md, docs/float8.md, torchao/float8/float8_linear.py (matmul_with_hp_or_float8_args) and torchao/prototype/moe_training/mxfp8_linear.py, torchtitan/models/moe.py, its "
     "activation checkpointing and pipelines (reshard_after_forward; generate_split_points: two stages a rank where no split is "
     "given) as of 2024 and 2025",
     names=(

@@ -47,6 +47,8 @@ class Software:
     # Gradients are reduced under the backward, parameters gathered under the computation.
     overlap_reduce: bool = True
     overlap_gather: bool = True
+    # Tensor parallelism is torch's own, whose operators are sent through Python one by one (cost/layouts/dtensor_dispatch.py).
+    dtensors: bool = False
     # A pipeline's devices compute while they send and receive.
     overlap_messages: bool = True
     dropout: bool = False
@@ -169,12 +171,16 @@ class Software:
     expert_overlap: bool = False
     # Products of a rank's experts are launched one by one, and so are the casts of what comes into them.
     launches_each_expert: bool = False
+    # Experts are gone through one by one, each a part of stacked weights (Hugging Face's eager experts).
+    loops_experts: bool = False
     # Each expert gets as many tokens, of which some may be padding, so that the host need not read how many.
     pads_experts: bool = False
     # Tokens are given experts in turn, each so many that follow one another, in place of those that a router would choose.
     experts_in_turn: bool = False
     # A token goes once to each rank that has experts of it, and comes back as their sum (DeepEP); else once for each expert.
     sends_once: bool = False
+    # What goes to several experts of another node leaves for it as often (a plain all-to-all); else once for each node.
+    leaves_often: bool = False
     # Of an element of a token on its way to its experts; it comes back in two.
     dispatch_bytes: float = 2.0
     # Products of fewer than 16 bits keep their inputs as they were cast for them.

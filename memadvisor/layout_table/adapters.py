@@ -13,7 +13,7 @@ from memadvisor.software_traits import Software
 USUAL_RANK = 8  # peft's
 USUAL_TARGETS = ("query", "value")  # arXiv:2106.09685, section 4.2, and peft's of a Llama
 # They quantise a base without widening what is left of it.
-_KEEP_THE_REST = re.compile(r"unsloth|llama.?factory", re.IGNORECASE)
+_KEEP_THE_REST = re.compile(r"unsloth|llama.?factory|fms.?acceleration", re.IGNORECASE)
 
 
 def adapters_of(cells: Cells, software: Software) -> Lora | None:

@@ -8,6 +8,7 @@ import re
 from memadvisor.errors import UsageError
 from memadvisor.layout_table.cells import NO, YES, Cells
 from memadvisor.layout_table.columns import plain as plain_word
+from memadvisor.software import MEGATRON_CORE
 from memadvisor.software_traits import Software
 
 # What heads there are, which tokens they see, how ranks or memory split them.
@@ -18,6 +19,8 @@ _NO_KERNEL = re.compile(
 # FlashAttention 3 on Hopper is 1.5 to 2.0 times as fast forward as its second generation, and 1.5 to 1.75 backward
 # (arXiv:2407.08608); the fourth reaches 71 % of a B200's rate where the third reaches 75 % of an H100's (arXiv:2603.05451).
 _GENERATIONS = {"3": (1.75, 0.65), "4": (1.7, 0.65)}
+# cuDNN's, as Megatron Core has it by default (MEGATRON_CORE), and torch's own where it is asked for or preferred.
+_CUDNN = (MEGATRON_CORE.software.attention_speed, MEGATRON_CORE.software.attention_backward_share)
 
 
 def kernel_of(cells: Cells) -> str | None:
@@ -38,6 +41,8 @@ def with_attention(software: Software, text: str) -> Software:
         fused_attention=is_fused(text),
         masks_windows=software.masks_windows and not is_flash,
     )
+    if "cudnn" in word:
+        return _with_speed(software, *_CUDNN)
     generation = re.match(r"(?:flash(?:attention|attn)?|fa)v?([234])", word)
     if generation is None:
         return software
@@ -45,7 +50,10 @@ def with_attention(software: Software, text: str) -> Software:
         generation[1] == "2"
     ):  # its instructions are Ampere's (flash-attention, csrc/flash_attn, beside a directory of its own for Hopper)
         return dataclasses.replace(software, attention_as_on_hopper=True)
-    speed, backward_share = _GENERATIONS[generation[1]]
+    return _with_speed(software, *_GENERATIONS[generation[1]])
+
+
+def _with_speed(software: Software, speed: float, backward_share: float | None) -> Software:
     return dataclasses.replace(software, attention_speed=speed, attention_backward_share=backward_share)
 
 

@@ -167,7 +167,7 @@ def _compiled(cells: Cells, software: Software) -> Software:
     """The same code where torch.compile, or a kernel of the loss, fuses what it names."""
     parts = compiled_parts(cells)
     if is_compiled(cells):
-        software = dataclasses.replace(software, fused_mlp=True, fused_rotary=True)
+        software = dataclasses.replace(software, fused_mlp=True, fused_rotary=True, dtensors=False)
     if _has_liger(cells):
         software = dataclasses.replace(
             software, liger=True, fused_mlp=True, repeats_keys=False, weighs_wide=False
@@ -227,13 +227,18 @@ def _collectives(cells: Cells, software: Software) -> Software:
         except UsageError as error:
             raise UsageError(f"tensor_overlap is {overlap!r}; it is a share of 0 to 1.") from error
         software = dataclasses.replace(software, tensor_overlap=min(share, 1.0))
+    dispatcher = cells.text("dispatcher")
+    is_once = re.search(r"deepep|hybridep|flex", plain_word(dispatcher or "")) is not None
     return dataclasses.replace(
         software,
         defers_reduction=bool(deferred),
         expert_overlap=bool(cells.flag("expert_overlap")),
         pads_experts=bool(cells.flag("pad_experts")),
         experts_in_turn=bool(cells.flag("experts_in_turn")),
-        sends_once=re.search(r"deepep|hybridep|flex", plain_word(cells.text("dispatcher") or "")) is not None,
+        sends_once=is_once,
+        loops_experts=re.match(r"eager|loop", plain_word(cells.text("experts_implementation") or ""))
+        is not None,
+        leaves_often=software.leaves_often if dispatcher is None else not is_once,
         dispatch_bytes=1.0
         if plain_word(cells.text("dispatch_dtype") or "").startswith(("fp8", "float8"))
         else software.dispatch_bytes,

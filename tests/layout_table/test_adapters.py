@@ -68,6 +68,7 @@ def test_peft_widens_what_it_does_not_quantise():
         ("TRL", "gptq", False),
         ("LLaMA-Factory", "nf4", False),
         ("Unsloth", "nf4", False),
+        ("fms-acceleration (Hugging Face Trainer)", "nf4", False),
     ):
         software = read(["framework", "lora_rank", "quantization"], framework, 8, base).case.step.software
         assert software.lora.widened == software.autocast == widened

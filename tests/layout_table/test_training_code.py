@@ -210,6 +210,13 @@ def test_later_generations_of_flash_attention_are_faster_where_they_are_named():
     assert speeds == [1.0, 1.0, 1.75, 1.7, 1.75]
 
 
+def test_cudnns_attention_is_as_fast_by_name_as_megatron_core_has_it():
+    named = case_of(attention="cuDNN", framework="torchtitan").step.software
+    usual = case_of(framework="Megatron-Core").step.software
+    speeds = [(each.attention_speed, each.attention_backward_share) for each in (named, usual)]
+    assert speeds[0] == speeds[1] == (1.5, 0.8)
+
+
 def test_a_class_of_hugging_face_has_windows_as_masks_but_with_flash_attention():
     rows = ({}, {"attention": "sdpa"}, {"attention": "flash_attention_2"})
     masked = [case_of(framework="TRL", **row).step.software.masks_windows for row in rows]

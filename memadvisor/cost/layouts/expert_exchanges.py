@@ -34,8 +34,14 @@ def expert_exchange_seconds(
     else:
         most_nodes = math.inf
     there = sent * step.software.dispatch_bytes / 2.0
-    once = step.software.sends_once and not step.software.experts_in_turn
-    return sum(group.dispatch_seconds(size, copies, most_nodes, to_rank_once=once) for size in (there, sent))
+    software = step.software
+    once = software.sends_once and not software.experts_in_turn
+    return sum(
+        group.dispatch_seconds(
+            size, copies, most_nodes, to_rank_once=once, leaves_often=software.leaves_often and not once
+        )
+        for size in (there, sent)
+    )
 
 
 def _holders_in_turn(experts: Experts, among: int) -> float:

@@ -14,6 +14,7 @@ from memadvisor.cost.layouts.adapters import adapter_parameters, adapter_work
 from memadvisor.cost.layouts.attention import attention_columns, attention_seconds
 from memadvisor.cost.layouts.casts import cast_seconds
 from memadvisor.cost.layouts.coefficients import HOST_OPERATOR_S, Coefficients
+from memadvisor.cost.layouts.dtensor_dispatch import dtensor_seconds
 from memadvisor.cost.layouts.expert_exchanges import expert_exchange_seconds, exposed_exchange_seconds
 from memadvisor.cost.layouts.expert_launches import waiting_seconds
 from memadvisor.cost.layouts.kernels import (
@@ -145,8 +146,9 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
     call_s = _host_calls_seconds(model, step, layer, groups, known) + adapters.num_operators * HOST_OPERATOR_S
     call_s += hooks_seconds(model, step, layer)
     launches = min(1.0, model.num_sublayers(layer) / 2)  # of a layer's, where it has one part of two
-    forward_host = (known.host_forward_s * launches + call_s) * software.launch_share
-    backward_host = (known.host_backward_s * launches + call_s) * software.launch_share
+    dtensors_s = dtensor_seconds(model, step, layer)
+    forward_host = (known.host_forward_s * launches + call_s + dtensors_s[0]) * software.launch_share
+    backward_host = (known.host_backward_s * launches + call_s + dtensors_s[1]) * software.launch_share
     forward_idle, backward_idle = _idle_seconds(
         model, step, layer, tokens, device, (forward_gpu, backward_gpu), (forward_host, backward_host)
     )

@@ -63,16 +63,25 @@ class Group:
         return self._exchange(size_bytes, size_bytes * (1 - self.near / self.size), messages)
 
     def dispatch_seconds(
-        self, size_bytes: float, copies: float, most_nodes: float = math.inf, *, to_rank_once: bool = False
+        self,
+        size_bytes: float,
+        copies: float,
+        most_nodes: float = math.inf,
+        *,
+        to_rank_once: bool = False,
+        leaves_often: bool = False,
     ) -> float:
         """All-to-all of tokens of `size_bytes` in all to the ranks of `copies` experts each. What goes to several ranks of one
         node travels there once, and is copied inside (DeepEP; DeepSeek-AI 2024, arXiv:2412.19437, section 3.2.2): of experts
         chosen evenly a token leaves for (nodes - 1) (1 - (1 - 1/nodes)^copies) nodes. `most_nodes`: that a token may have.
-        `to_rank_once`: and to each rank once, of which experts chosen evenly are on as many by the same rule."""
+        `to_rank_once`: and to each rank once, of which experts chosen evenly are on as many by the same rule. `leaves_often`:
+        once for each expert there, as a plain all-to-all sends rows that were copied before."""
         if self.size == 1 or size_bytes <= 0:
             return 0.0
         others = (self.nodes - 1) * (1 - (1 - 1 / self.nodes) ** copies)
         others = min(others, most_nodes * (1 - 1 / self.nodes))
+        if leaves_often:
+            others = copies * (1 - 1 / self.nodes)
         if to_rank_once:
             copies = self.size * (1 - (1 - 1 / self.size) ** copies)
         return self._exchange(size_bytes * copies, size_bytes * others, 1)

@@ -9,6 +9,7 @@ from memadvisor.architecture import Experts
 from memadvisor.cost.layouts.expert_exchanges import expert_exchange_seconds
 from memadvisor.cost.layouts.links import Group
 from memadvisor.layout import Layout, TrainingStep
+from memadvisor.layout_table.read import read_rows
 from memadvisor.software_traits import Software
 from tests.planning.small_spaces import make_model
 
@@ -61,3 +62,35 @@ def test_a_token_goes_once_to_each_rank_with_experts_of_it(chosen):
     ways = list(itertools.product(range(4), repeat=chosen))
     others = sum(len(set(way) - {0}) for way in ways) / len(ways)
     assert seconds == pytest.approx(2 * 2.0 * 64 * model.hidden * others)
+
+
+@pytest.mark.parametrize("chosen", [1, 2, 4, 8])
+def test_a_plain_all_to_all_leaves_the_node_once_for_each_expert(chosen):
+    """Half of the experts are on the other node; DeepEP sends what several of them need there once."""
+    model = make_model(2, Experts(num_experts=32, experts_per_token=chosen, expert_ffn=64))
+
+    def seconds(**software):
+        step = TrainingStep(layout=Layout(data=8, expert=8), seq_len=64, software=Software(**software))
+        return expert_exchange_seconds(model, step, 1, 64.0, BETWEEN)
+
+    sent = 2.0 * 64 * model.hidden
+    assert seconds(leaves_often=True) == pytest.approx(2 * sent * chosen / 2)
+    assert seconds() == pytest.approx(2 * sent * (1 - 0.5**chosen))
+    assert seconds(leaves_often=True, sends_once=True) == seconds(sends_once=True)
+
+
+@pytest.mark.parametrize(
+    ("framework", "dispatcher", "often"),
+    [
+        ("Megatron-Core", "", True),
+        ("Megatron-Core", "DeepEP", False),
+        ("Megatron-Core", "flex", False),
+        ("NeMo", "", False),
+        ("NeMo", "alltoall", True),
+        ("torchtitan", "", True),
+    ],
+)
+def test_who_sends_tokens_is_the_trainers_unless_a_row_says(framework, dispatcher, often):
+    header = ["model", "gpu", "n_gpus", "ep", "framework", "dispatcher"]
+    (row,) = read_rows([header, ["qwen3-30b-a3b", "H100", "16", "16", framework, dispatcher]], "t")
+    assert row.case.step.software.leaves_often is often

@@ -3,15 +3,20 @@
 from dataclasses import replace
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from memadvisor.architecture import Experts
 from memadvisor.cost.layouts.coefficients import FITTED
 from memadvisor.cost.layouts.expert_launches import waiting_seconds
-from memadvisor.cost.layouts.kernels import device_of, matmul_seconds
+from memadvisor.cost.layouts.kernels import device_of, matmul_seconds, stream_seconds
 from memadvisor.cost.layouts.layer_work import layer_groups, layer_work
 from memadvisor.cost.layouts.links import group_of
 from memadvisor.hardware.load import load_hardware
 from memadvisor.layout import Layout, TrainingStep
+from memadvisor.layout_table.read import read_rows
+from memadvisor.lora import Lora
 from memadvisor.software_traits import Software
 from tests.cost.layouts.nodes import make_cluster
 from tests.planning.small_spaces import make_model
@@ -53,6 +58,55 @@ def test_long_products_hide_their_launches():
 def test_graphs_of_attention_and_router_leave_experts_out():
     assert waiting(16, launch_share=0.5)[0] == waiting(16)[0]
     assert waiting(16, launch_share=0.0)[0] == (0.0, 0.0)
+
+
+def looped(lora=None, expert=4):
+    software = Software(loops_experts=True, lora=lora)
+    step = TrainingStep(layout=Layout(data=expert, expert=expert), seq_len=512, software=software)
+    device = waiting(16)[1]
+    return waiting_seconds(MODEL, step, 1, 16, device), device
+
+
+def test_a_loop_over_stacked_experts_makes_a_gradient_of_the_stack_for_each():
+    (forward, backward), device = looped()
+    stack = MODEL.expert_layer_parameters(1) / 4
+    assert forward == pytest.approx(16 * 14 * 10e-6)
+    assert backward == pytest.approx(16 * 28 * 10e-6 + stream_seconds(device, 16 * stack * 8.0))
+    assert looped(lora=Lora(rank=8))[0][1] == pytest.approx(16 * 28 * 10e-6)
+
+
+def test_autograd_makes_a_gradient_of_the_whole_stack_for_each_part_that_is_taken():
+    """Four parts: four gradients as large as the stack, and three sums of two."""
+    stack = torch.randn(4, 3, 5, requires_grad=True)
+    result = sum(F.linear(torch.randn(2, 5), stack[i]).sum() for i in range(4))
+    with Sizes() as seen:
+        result.backward()
+    whole = [name for name, size in seen.made if size == stack.numel() and name != "aten.detach.default"]
+    assert whole.count("aten.new_zeros.default") + whole.count("aten.select_backward.default") == 4
+    assert whole.count("aten.add.Tensor") + whole.count("aten.add_.Tensor") == 3
+
+
+@pytest.mark.parametrize(
+    ("said", "loops"), [("eager", True), ("grouped_mm", False), ("scattermoe", False), ("", False)]
+)
+def test_a_row_says_how_experts_are_gone_through(said, loops):
+    header = ["model", "gpu", "framework", "experts_implementation"]
+    (row,) = read_rows([header, ["qwen3-30b-a3b", "H200", "transformers", said]], "t")
+    assert row.case.step.software.loops_experts is loops
+
+
+class Sizes(TorchDispatchMode):
+    """Operators, each with the number of elements that it makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor):
+            self.made.append((str(func), made.numel()))
+        return made
 
 
 def test_grouped_kernels_wait_for_nobody():
