@@ -9,6 +9,7 @@ import pandas as pd
 from benchmarks.accuracy.blind import BLIND, FIRST
 from benchmarks.accuracy.blind_campaigns import CAMPAIGNS, FIRST_CAMPAIGNS
 from benchmarks.accuracy.blind_cards import CARDS, FIRST_CARDS
+from benchmarks.accuracy.blind_classes import CLASSES, FIRST_CLASSES
 from benchmarks.accuracy.blind_comparisons import COMPARISONS, FIRST_COMPARISONS
 from benchmarks.accuracy.blind_confirmed import CONFIRMED, FIRST_CONFIRMED
 from benchmarks.accuracy.blind_finetuning import FINETUNING, FIRST_FINETUNING
@@ -189,6 +190,7 @@ UNSEEN = (
     *LAYOUTS,
     *KINDS,
     *TWO_TRAINERS,
+    *CLASSES,
     *MEASURED,
     *CONFIRMED,
     *CAMPAIGNS,
@@ -258,6 +260,7 @@ def _blind(frames: Mapping[str, pd.DataFrame]) -> list[str]:
         | FIRST_LAYOUTS
         | FIRST_KINDS
         | FIRST_TWO_TRAINERS
+        | FIRST_CLASSES
         | FIRST_MEASURED
         | FIRST_CONFIRMED
         | FIRST_CAMPAIGNS

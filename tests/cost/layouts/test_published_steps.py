@@ -121,11 +121,17 @@ AT_MOST = {
     "te_gpt2xl_hopper": (0.11, None),
     "lumen_mi350x": (0.2, 0.07),
     "megatron_mi355x": (0.29, 0.08),
-    "enoki_h100": (0.7, 0.22),
+    "enoki_h100": (0.62, 0.22),
     "megatron_32b_gh200": (0.14, None),
     "paddle_zb_3090": (0.13, 0.22),
     "scaletorch_910": (0.45, 0.27),
     "swift_h100": (0.14, 0.33),
+    "fms_acceleration_a100": (0.17, 0.1),
+    "fms_acceleration_moe": (0.3, None),
+    "decentralized_v100": (0.28, None),
+    "xtuner_megatron_h800": (0.16, None),
+    "autotp_h100": (0.35, 0.15),
+    "trl_1m_h100": (0.25, 0.3),
 }
 
 
