@@ -30,22 +30,33 @@ def automatic_graph(
         costs = tuple(replace(cost, activation_bytes=1, weight_activation_bytes=1) for cost in costs)
     in_flight = min(len(costs), num_microbatches)
     limit_bytes = AUTOMATIC[name] * in_flight * max(cost.activation_bytes for cost in costs)
-    best, best_s = None, UNKNOWN
+    shortest = _Shortest(costs, links, limit_bytes)
     for drawn in (zb_h1, zb_h2):
-        graph = _graph_by_hand(drawn, len(costs), num_microbatches)
-        step_s = _step_s(graph, costs, links, limit_bytes)
-        if step_s < best_s:
-            best, best_s = graph, step_s
+        shortest.look_at(_graph_by_hand(drawn, len(costs), num_microbatches))
     for greedy in _greedy_ones(costs, links, num_microbatches, limit_bytes):
-        codes = greedy.run(best_s)
-        if codes is None:
-            continue
-        graph = pipeline_graph(_order(codes, num_microbatches), greedy.sequence)
-        step_s = _step_s(graph, costs, links, limit_bytes)
-        if step_s < best_s:
-            best, best_s = graph, step_s
-    assert best is not None, "ZB-H1 needs no more memory than 1F1B"
-    return best
+        codes = greedy.run(shortest.step_s)
+        if codes is not None:
+            shortest.look_at(pipeline_graph(_order(codes, num_microbatches), greedy.sequence))
+    assert shortest.graph is not None, "ZB-H1 needs no more memory than 1F1B"
+    return shortest.graph
+
+
+class _Shortest:
+    """The order of the shortest step of those looked at: the first of several."""
+
+    def __init__(self, costs: Sequence[ChunkCosts], links: Sequence[float], limit_bytes: int) -> None:
+        self.costs, self.links, self.limit_bytes = costs, links, limit_bytes
+        self.graph: PipelineGraph | None = None
+        self.step_s = UNKNOWN
+
+    def look_at(self, graph: PipelineGraph) -> None:
+        if max(peaks(graph, self.costs)[0]) > self.limit_bytes:
+            return
+        durations = durations_of(graph, self.costs)
+        ends = play(graph, durations, self.links, blocking=False)
+        step_s = max(spans(graph, durations, ends)[0])
+        if step_s < self.step_s:
+            self.graph, self.step_s = graph, step_s
 
 
 def _greedy_ones(
@@ -87,13 +98,3 @@ def _graph_by_hand(
     drawn: Callable[[int, int], PipelineOrder], num_devices: int, num_microbatches: int
 ) -> PipelineGraph:
     return pipeline_graph(drawn(num_devices, num_microbatches))
-
-
-def _step_s(
-    graph: PipelineGraph, costs: Sequence[ChunkCosts], links: Sequence[float], limit_bytes: int
-) -> float:
-    """The longest that a device takes; UNKNOWN, which is longer than all, where one holds more than it may."""
-    if max(peaks(graph, costs)[0]) > limit_bytes:
-        return UNKNOWN
-    durations = durations_of(graph, costs)
-    return max(spans(graph, durations, play(graph, durations, links, blocking=False))[0])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from memadvisor.cost.pipelines.work import Codes, Ending, Kind, PipelineOrder, Work
+from memadvisor.cost.pipelines.work import Codes, Ending, Kind, PipelineOrder
 
 
 def zb_v(num_devices: int, num_microbatches: int, chunks_per_device: int = 2) -> PipelineOrder:
@@ -23,97 +23,97 @@ def zb_v(num_devices: int, num_microbatches: int, chunks_per_device: int = 2) ->
         )
         for device in range(num_devices)
     ]
-    _play_units(devices, num_microbatches)
+    _Units(devices, num_microbatches).play()
     return PipelineOrder(
         num_devices=num_devices,
         num_chunks=2 * num_devices,
         num_microbatches=num_microbatches,
-        codes=tuple([codes.of(work) for work in device.order] for device in devices),
+        codes=tuple(
+            [codes.first(Kind(kind), chunk) + microbatch for kind, chunk, microbatch in device.order]
+            for device in devices
+        ),
         ending=Ending.POST_VALIDATED,
     )
+
+
+_F, _B, _W = int(Kind.F), int(Kind.B), int(Kind.W)  # plain numbers, which index faster
+_Next = tuple[int, int]  # of which kind and chunk
 
 
 @dataclass(slots=True)
 class _Device:
     down: int  # its chunk on the way down the V, and the one on the way up
     up: int
-    script: list[Work]
-    order: list[Work] = field(default_factory=list)
+    script: list[_Next]
+    order: list[tuple[int, int, int]] = field(default_factory=list)  # kind, chunk, microbatch
 
 
-def _script(device: int, num_devices: int, num_microbatches: int) -> Iterator[Work]:
+def _script(device: int, num_devices: int, num_microbatches: int) -> Iterator[_Next]:
     """Warm-up, p-1-d groups F B W of the upper chunk, then groups of both in turn, until a forward is missing."""
     down, up = device, 2 * num_devices - 1 - device
-    done = dict.fromkeys(((kind, chunk) for kind in Kind for chunk in (down, up)), 0)
-
-    def pieces(chunk: int, kinds: tuple[Kind, ...]) -> Iterator[Work]:
-        for kind in kinds:
-            yield Work(kind, chunk, done[kind, chunk])
-            done[kind, chunk] += 1
-
+    left = {down: num_microbatches, up: num_microbatches}
     alternating = [up, down] * num_microbatches
     for chunk in [down] * (2 * num_devices - 1 - 2 * device) + alternating[: 2 * device]:
-        if done[Kind.F, chunk] == num_microbatches:
+        if not left[chunk]:
             return
-        yield from pieces(chunk, (Kind.F,))
+        left[chunk] -= 1
+        yield _F, chunk
     for chunk in [up] * (num_devices - 1 - device) + alternating:
-        if done[Kind.F, chunk] == num_microbatches:
+        if not left[chunk]:
             return
-        yield from pieces(chunk, (Kind.F, Kind.B, Kind.W))
+        left[chunk] -= 1
+        yield from ((_F, chunk), (_B, chunk), (_W, chunk))
 
 
-def _play_units(devices: list[_Device], num_microbatches: int) -> None:
+class _Units:
     """All pieces take one unit; a device follows its script, then its rule."""
-    num_chunks = 2 * len(devices)
-    ended: dict[Work, int] = {}
-    left = 3 * num_chunks * num_microbatches
-    next_of = [dict.fromkeys(((k, c) for k in Kind for c in (d.down, d.up)), 0) for d in devices]
-    now = 0
-    while left:
-        begun = []
-        for device, following in zip(devices, next_of, strict=True):
-            choices = (
-                [device.script[len(device.order)]]
-                if len(device.order) < len(device.script)
-                else _by_rule(device, following, num_microbatches, num_chunks)
-            )
-            work = next((work for work in choices if _ready(work, ended, now, num_chunks)), None)
-            if work is not None:
-                device.order.append(work)
-                following[work.kind, work.chunk] += 1
-                begun.append(work)
-        now += 1
-        assert begun or now < 10 * num_chunks * num_microbatches, "the devices wait for each other"
-        left -= len(begun)
-        ended.update(dict.fromkeys(begun, now))
 
+    def __init__(self, devices: list[_Device], num_microbatches: int) -> None:
+        self.devices, self.total = devices, num_microbatches
+        self.num_chunks = 2 * len(devices)
+        # By kind and chunk: how many pieces have begun, and when each ends; one more than there are, of which none does.
+        self.done = [[0] * self.num_chunks for _ in (_F, _B, _W)]
+        self.never = 10 * self.num_chunks * num_microbatches
+        none = [self.never] * (num_microbatches + 1)
+        self.ended = [[none.copy() for _ in range(self.num_chunks)] for _ in (_F, _B)]
 
-def _by_rule(
-    device: _Device, following: dict[tuple[Kind, int], int], num_microbatches: int, most_held: int
-) -> list[Work]:
-    """What could come next, the best first; where 2p chunks' activations, or what W needs of them, are held, W soon."""
-    down, up = device.down, device.up
-    held = sum(following[Kind.F, chunk] - following[Kind.W, chunk] for chunk in (down, up))
-    weights = [(Kind.W, up), (Kind.W, down)]
-    if held < most_held:
-        preferred = [(Kind.B, down), (Kind.F, up), (Kind.B, up), (Kind.F, down), *weights]
-    else:
-        preferred = [(Kind.B, down), *weights, (Kind.B, up)]
-    return [
-        Work(kind, chunk, following[kind, chunk])
-        for kind, chunk in preferred
-        if following[kind, chunk] < num_microbatches
-    ]
+    def play(self) -> None:
+        left, now = 3 * self.num_chunks * self.total, 0
+        while left:
+            begun = 0
+            for device in self.devices:
+                order, script = device.order, device.script
+                choices = [script[len(order)]] if len(order) < len(script) else self._by_rule(device)
+                for kind, chunk in choices:
+                    if self._is_ready(kind, chunk, now):
+                        microbatch = self.done[kind][chunk]
+                        self.done[kind][chunk] += 1
+                        if kind != _W:  # a device looks at what ended before now alone
+                            self.ended[kind][chunk][microbatch] = now + 1
+                        order.append((kind, chunk, microbatch))
+                        begun += 1
+                        break
+            now += 1
+            assert begun or now < self.never, "the devices wait for each other"
+            left -= begun
 
+    def _by_rule(self, device: _Device) -> tuple[_Next, ...]:
+        """What could come next, the best first; where 2p chunks' activations, or what W needs of them, are held, W soon."""
+        down, up = device.down, device.up
+        forwards, weights = self.done[_F], self.done[_W]
+        if forwards[down] + forwards[up] - weights[down] - weights[up] < self.num_chunks:
+            return (_B, down), (_F, up), (_B, up), (_F, down), (_W, up), (_W, down)
+        return (_B, down), (_W, up), (_W, down), (_B, up)
 
-def _ready(work: Work, ended: dict[Work, int], now: int, num_chunks: int) -> bool:
-    kind, chunk, microbatch = work
-    if kind is Kind.F:
-        needed = Work(Kind.F, chunk - 1, microbatch) if chunk else None
-    elif kind is Kind.W:
-        needed = Work(Kind.B, chunk, microbatch)
-    else:
-        needed = (
-            Work(Kind.B, chunk + 1, microbatch) if chunk < num_chunks - 1 else Work(Kind.F, chunk, microbatch)
-        )
-    return needed is None or ended.get(needed, now + 1) <= now
+    def _is_ready(self, kind: int, chunk: int, now: int) -> bool:
+        """Whether the next piece of that kind, where there is one, has what it needs."""
+        microbatch = self.done[kind][chunk]
+        if microbatch == self.total:
+            return False
+        if kind == _F:
+            return chunk == 0 or self.ended[_F][chunk - 1][microbatch] <= now
+        if kind == _W:
+            return self.ended[_B][chunk][microbatch] <= now
+        if chunk < self.num_chunks - 1:
+            return self.ended[_B][chunk + 1][microbatch] <= now
+        return self.ended[_F][chunk][microbatch] <= now
