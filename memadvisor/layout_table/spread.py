@@ -23,7 +23,7 @@ from memadvisor.zeropp_options import ZeroPP, zeropp_fields, zeropp_names
 # What is sharded, of words that say that alone.
 _SHARDS = {"optim": 1, "optimizer": 1, "optimizerstates": 1, "distopt": 1, "full": 3, "hybrid": 3}
 _TICKS = set(YES) - {"1", "1.0"}  # yes, and no number
-_NAMES_DEGREES = re.compile(r"(?<![a-z])(dp|tp|mp|pp|cp|ep|sp)\s*[-=:_]?\s*\d", re.IGNORECASE)
+_NAMES_DEGREES = re.compile(r"(?<![a-z])(dp|tp|mp|pp|cp|ep|sp)(\s*[-=:_]?\s*\d|\b)", re.IGNORECASE)
 
 
 def step_of(

@@ -11,6 +11,14 @@ import re
 from collections.abc import Mapping
 
 from memadvisor.layout_table.adapter_words import adapter_words
+from memadvisor.layout_table.alone import (
+    COUNTED,
+    alone,
+    left_over,
+    names_disks,
+    number,
+    without_degrees,
+)
 from memadvisor.layout_table.cells import NO, YES, Cells
 from memadvisor.layout_table.counted_words import counted_in_words, machines
 from memadvisor.layout_table.counts import counted_cards, counted_nodes, slice_of_tpus
@@ -75,7 +83,8 @@ def spelled_out(cells: Cells) -> Cells:
         counted_nodes,
         slice_of_tpus,
         counted_cards,
-        _alone,
+        alone,
+        left_over,
         _method,
         _precision,
         _chunks,
@@ -96,6 +105,10 @@ def spelled_out(cells: Cells) -> Cells:
     is_read = degrees_in(words) or _FSDP.search(words) or _SHARDED.search(words) or says_something(words)
     if re.search(r"\d", words) and not is_read:
         cells.note(f"parallelism {words!r} is not understood")
+    if open_ones := without_degrees(said):
+        cells.note(f"{', '.join(open_ones)} named without a degree: 1 is taken")
+    if names_disks(cells.texts):
+        cells.note("disks are not priced: what is on one is taken to be in the host's memory")
     if "batch_size" in said and "micro_batch_size" in said and "micro_batch_size" not in cells.texts:
         cells.note("batch_size is taken for a replica's microbatch")
     return Cells(said, cells.notes)
@@ -114,43 +127,12 @@ _TECHNIQUES = (
 )  # fmt: skip
 
 
-_COUNTED = ("dp", "tp", "pp", "cp", "ep", "chunks")
-
-
 def _none_of_it(said: dict[str, str]) -> dict[str, str]:
     """A degree of 0 is none of that parallelism."""
-    for column in _COUNTED:
+    for column in COUNTED:
         if said.get(column) in ("0", "0.0"):
             del said[column]
     return {}
-
-
-# A method that is one parallelism alone, whose degree is then all accelerators.
-_ALONE = {
-    "pp": r"pp|pipeline([\s_-]*(model[\s_-]*)?parallel(ism)?)?|(naive[\s_-]*)?pipeline([\s_-]*mp)?",
-    "tp": r"tp|(intra[\s_-]*layer[\s_-]*)?tensor([\s_-]*(model[\s_-]*)?parallel(ism)?)?|megatron[\s_-]*(lm[\s_-]*)?tp",
-    "cp": r"cp|context[\s_-]*parallel(ism)?|ring[\s_-]*attention|(deepspeed[\s_-]*)?ulysses([\s_-]*sp)?",
-}
-
-
-def _alone(said: dict[str, str]) -> dict[str, str]:
-    """The degree of `Pipeline parallel`, `PP (GPipe)` or `Ulysses-4` in a row that has no other degree."""
-    cards = _number(said, "n_gpus")
-    text = said.get("strategy", "").strip().lower()
-    found = re.fullmatch(r"(.*?)(?:\s*\(([^()]*)\))?(?:[\s-]*(\d+))?", text)
-    if not text or found is None or any(_number(said, column) for column in _COUNTED):
-        return {}
-    kind = next((column for column, words in _ALONE.items() if re.fullmatch(words, found[1])), None)
-    size = found[3] or (None if cards is None else str(cards))
-    if kind is None or size is None:
-        return {}
-    del said["strategy"]
-    words = {kind: size}
-    if "ulysses" in found[1] and "context_kind" not in said:
-        words["context_kind"] = "ulysses"
-    if kind == "pp" and found[2] and "schedule" not in said:
-        words["schedule"] = found[2]
-    return words
 
 
 def _techniques(said: dict[str, str]) -> dict[str, str]:
@@ -163,11 +145,6 @@ def _techniques(said: dict[str, str]) -> dict[str, str]:
     if text and re.search(r"[a-z\d]", re.sub(r"\b(with|and|w)\b", " ", rest)) is None:
         del said["strategy"]
     return {column: word for column, word in found.items() if column not in said}
-
-
-def _number(said: Mapping[str, str], column: str) -> int | None:
-    text = said.get(column, "")
-    return int(float(text)) if re.fullmatch(r"\d{1,9}(\.0*)?", text) else None
 
 
 def _parallelism(said: Mapping[str, str]) -> dict[str, str]:
@@ -266,7 +243,7 @@ def _sharded(said: dict[str, str]) -> dict[str, str]:
     """Who shards, of words for degrees: `FSDP 8, TP 8`, `ZeRO-1 + TP4`; and of a distributed optimizer its stage."""
     if said.get("shard") == "-1":  # torchtitan's word for all
         del said["shard"]
-        if (_number(said, "replicate") or 1) == 1:
+        if (number(said, "replicate") or 1) == 1:
             said.pop("replicate", None)
         return {} if {"strategy", "zero_stage", "framework"} & set(said) else {"strategy": "FSDP"}
     if "zero_stage" in said or _says_who_shards(said.get("strategy", "")):
@@ -276,7 +253,7 @@ def _sharded(said: dict[str, str]) -> dict[str, str]:
         return {"strategy": _joined(found[1], said.get("strategy"))}
     if "strategy" in said:
         return {}
-    if (_number(said, "shard") or 1) > 1 and "framework" not in said:
+    if (number(said, "shard") or 1) > 1 and "framework" not in said:
         return {"strategy": "FSDP"}  # torchtitan's degrees
     return {"zero_stage": "1"} if said.get("distributed_optimizer", "").lower() in YES else {}
 
@@ -324,12 +301,12 @@ def _offloaded_inputs(said: dict[str, str]) -> dict[str, str]:
 
 def _ulysses(said: Mapping[str, str]) -> dict[str, str]:
     """Degrees of a sequence parallelism that is not Megatron's: ranks split each sequence, and heads inside attention."""
-    size = _number(said, "ulysses") or _number(said, "sequence_parallel") or 1
+    size = number(said, "ulysses") or number(said, "sequence_parallel") or 1
     if size == 1:
         return {}
-    if size == _number(said, "tp"):
+    if size == number(said, "tp"):
         return {"sequence_parallel": "true"}
-    ring = _number(said, "cp")
+    ring = number(said, "cp")
     return {"cp": str(size), "context_kind": "ulysses"} if ring is None else {"cp": str(size * ring)}
 
 
@@ -339,7 +316,7 @@ _OF_EACH = re.compile(r"(\d+)\s*\(?(?:/|per|a|each)\s*(?:gpu|device|card|rank|re
 def _of_each_device(said: Mapping[str, str]) -> dict[str, str]:
     """MaxText's `per_device_batch_size` counts those that share a sequence too, and may be less than one (its base.yml)."""
     size = re.fullmatch(r"\d+(\.\d+)?", said.get("micro_batch_size", ""))
-    inner = math.prod(_number(said, column) or 1 for column in ("tp", "cp"))
+    inner = math.prod(number(said, column) or 1 for column in ("tp", "cp"))
     others = {"global_batch_seqs", "grad_accum", "dp"} & set(said)
     if size is None or inner == 1 or others or "maxtext" not in said.get("framework", "").lower():
         return {}
@@ -373,12 +350,12 @@ def _batch(said: dict[str, str]) -> dict[str, str]:
         return {} if "micro_batch_size" in said else {"micro_batch_size": each[1]}
     if "micro_batch_size" in said:
         return {} if "global_batch_tokens" in said else {"global_batch_seqs": text}
-    size, replicas = _number(said, "batch_size"), _replicas(said)
+    size, replicas = number(said, "batch_size"), _replicas(said)
     is_own = ("grad_accum" in said and "counts_microbatches" not in said) or "global_batch_tokens" in said
     is_own |= size is not None and replicas is not None and size < replicas
     # On a single accelerator nobody says how many sequences go at a time, for they all do.
     is_own |= "counts_microbatches" not in said and not any(
-        (_number(said, name) or 1) > 1 for name in ("n_gpus", "dp", "tp", "pp", "cp", "nodes")
+        (number(said, name) or 1) > 1 for name in ("n_gpus", "dp", "tp", "pp", "cp", "nodes")
     )
     return {"micro_batch_size" if is_own else "global_batch_seqs": text}
 
@@ -388,13 +365,13 @@ def is_of_replica(cells: Cells) -> bool:
     if cells.text("batch_size") is None or {"global_batch_seqs", "micro_batch_size"} & set(cells.texts):
         return False
     said = spelled_out(Cells(cells.texts)).texts
-    size, replicas = _number(said, "batch_size"), _replicas(said)
+    size, replicas = number(said, "batch_size"), _replicas(said)
     return size is not None and replicas is not None and size < replicas
 
 
 def _replicas(said: Mapping[str, str]) -> int | None:
-    data, ranks = _number(said, "dp"), _number(said, "n_gpus")
+    data, ranks = number(said, "dp"), number(said, "n_gpus")
     if data is not None or ranks is None:
         return data
-    tensor, stages, context = (_number(said, column) or 1 for column in ("tp", "pp", "cp"))
+    tensor, stages, context = (number(said, column) or 1 for column in ("tp", "pp", "cp"))
     return ranks // (tensor * stages * context)

@@ -172,6 +172,41 @@ def test_adapters_that_are_not_modelled_are_refused_in_a_method_too():
     assert "prefix-tuning" in read_one(method="Prefix-tuning").error
 
 
+@pytest.mark.parametrize(
+    ("columns", "shape", "noted"),
+    [
+        ({"strategy": "ZeRO-1 + TP"}, (8, 1, 1), "tensor parallelism named without a degree"),
+        ({"strategy": "3D (TP+PP+DP)"}, (8, 1, 1), "tensor parallelism, a pipeline named without a degree"),
+        ({"strategy": "ZeRO-1 + TP", "tp": "2"}, (4, 2, 1), None),
+        ({"strategy": "ZeRO-1 + TP", "dp": "2"}, (2, 4, 1), None),
+        ({"strategy": "TP + PP", "dp": "2", "tp": "2"}, (2, 2, 2), None),
+        ({"strategy": "TP only"}, (1, 8, 1), None),
+        ({"parallelism": "pipeline"}, (1, 1, 8), None),
+    ],
+)
+def test_a_parallelism_without_a_degree_has_what_is_left_or_is_said_to_be_open(columns, shape, noted):
+    row = read_one(**{"n_gpus": "8", **columns})
+    layout = row.case.step.layout
+    assert (layout.data, layout.tensor, layout.pipeline) == shape
+    told = [note for note in row.notes if "without a degree" in note or "not understood" in note]
+    assert told == [] if noted is None else noted in told[0]
+
+
+@pytest.mark.parametrize(
+    ("columns", "on_disk"),
+    [
+        ({"offload": "NVMe"}, True),
+        ({"strategy": "ZeRO-3 + NVMe offload"}, True),
+        ({"offload": "optimizer to SSD"}, True),
+        ({"offload": "CPU"}, False),
+    ],
+)
+def test_what_is_on_a_disk_is_said_to_be_priced_as_the_hosts_memory(columns, on_disk):
+    row = read_one(**{"n_gpus": "8", "zero_stage": "3", **columns})
+    assert row.case.step.layout.offload_optimizer
+    assert any("disks are not priced" in note for note in row.notes) is on_disk
+
+
 def test_a_strategy_that_is_one_parallelism_alone_has_all_accelerators():
     shapes = {
         text: layout_of(strategy=text) for text in ("PP (GPipe)", "Pipeline parallel", "tensor_parallel", "Ring Attention", "Ulysses-4", "TP")
