@@ -15,6 +15,14 @@ def _gated(kind: str, layers: int, hidden: int, heads: tuple[int, int], ffn: int
     }  # fmt: skip
 
 
+def _granite_moe(layers: int, hidden: int, heads: int, experts: int) -> Config:
+    """Its experts are 512 wide, and each token meets eight."""
+    return {
+        **_gated("granitemoe", layers, hidden, (heads, 8), 512, 49155), "num_local_experts": experts, "num_experts_per_tok": 8,
+        "tie_word_embeddings": True,
+    }  # fmt: skip
+
+
 def _gpt2(layers: int, hidden: int, heads: int) -> Config:
     return {"model_type": "gpt2", "n_layer": layers, "n_embd": hidden, "n_head": heads, "n_positions": 2048, "vocab_size": 50257}  # fmt: skip
 
@@ -95,7 +103,8 @@ _GLM_4_7_FLASH = {
 
 # https://huggingface.co/cerebras, Salesforce, EleutherAI, bigcode, facebook, togethercomputer, CohereLabs, ibm-granite, mistralai,
 # microsoft, upstage, openlm-research, stabilityai, deepseek-ai, internlm, zai-org, rednote-hilab, baidu, MiniMaxAI, openai,
-# google, FacebookAI: config.json of each.
+# google, FacebookAI, tencent (Hunyuan-A52B-Pretrain), inclusionAI, meituan-longcat, XiaomiMiMo (and arXiv:2505.07608): config.json
+# of each.
 _CONFIGS: dict[str, Config] = {
     "cerebras-gpt-111m": _gpt2(10, 768, 12),
     "cerebras-gpt-590m": _gpt2(18, 1536, 12),
@@ -150,6 +159,27 @@ _CONFIGS: dict[str, Config] = {
         **_gated("hunyuan_v1_moe", 32, 4096, (32, 8), 3072, 128167), "head_dim": 128, "num_experts": 64, "moe_topk": 8,
         "num_shared_expert": 1, "tie_word_embeddings": True,
     },
+    # Of each two layers the second takes the first's keys and values (cla_share_factor): 0.07 % fewer parameters than these.
+    "hunyuan-large": {
+        **_gated("hunyuan", 64, 6400, (80, 8), 18304, 128512), "num_experts": 16, "moe_topk": 1, "num_shared_expert": 1,
+        "tie_word_embeddings": True,
+    },
+    "granite-3-1b-a400m": _granite_moe(24, 1024, 16, 32),
+    "granite-3-3b-a800m": _granite_moe(32, 1536, 24, 40),
+    "ling-lite": {
+        **_gated("bailing_moe", 28, 2048, (16, 4), 5632, 126464), "moe_intermediate_size": 1408, "num_experts": 64,
+        "num_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 0,
+    },
+    "ling-mini-2.0": {
+        **_gated("bailing_moe_v2", 20, 2048, (16, 4), 5120, 157184), "head_dim": 128, "moe_intermediate_size": 512, "use_qk_norm": True,
+        "num_experts": 256, "num_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 1, "n_group": 8, "topk_group": 4,
+    },
+    "longcat-flash": {
+        "model_type": "longcat_flash", "num_layers": 28, "hidden_size": 6144, "num_attention_heads": 64, "ffn_hidden_size": 12288,
+        "expert_ffn_hidden_size": 2048, "n_routed_experts": 512, "zero_expert_num": 256, "moe_topk": 12, "kv_lora_rank": 512,
+        "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 131072,
+    },
+    "mimo-7b": {**_gated("mimo", 36, 4096, (32, 8), 11008, 151680), "tie_word_embeddings": False},
     "glm-4.7-flash": _GLM_4_7_FLASH,
     "apertus-8b": _gated("apertus", 32, 4096, (32, 8), 21504, 131072),
     "apertus-70b": _gated("apertus", 80, 8192, (64, 8), 43008, 131072),

@@ -54,12 +54,30 @@ def _sparse(config: Config, name: str) -> Architecture:
     return dataclasses.replace(found, latent=latent, window=whole(config, "index_topk", default=2048))
 
 
+def _longcat(config: Config, name: str) -> Architecture:
+    """Each layer is attention, a dense block, both again, and experts whose result comes in behind it all: here the experts are
+    behind what they run beside. Some are no experts but hand the token on (zero_expert_num), and cost as much."""
+    zero = whole(config, "zero_expert_num", default=256, least=0)
+    num_experts, chosen = whole(config, "n_routed_experts"), whole(config, "moe_topk")
+    words = {
+        "num_hidden_layers": 5 * whole(config, "num_layers"), "intermediate_size": config.get("ffn_hidden_size"),
+        "moe_intermediate_size": config.get("expert_ffn_hidden_size"), "q_lora_rank": 1536,
+        "num_experts_per_tok": max(1, round(chosen * num_experts / (num_experts + zero))),
+    }  # fmt: skip
+    found = _deepseek({**words, **config, "num_hidden_layers": words["num_hidden_layers"]}, name)
+    beside = (
+        (zero - 1) * found.hidden * (found.n_layers // 5)
+    )  # more columns of the router, and one norm fewer
+    return dataclasses.replace(found, layer_pattern="AFAFE", around=beside)
+
+
 LATENT_READERS: dict[str, Callable[[Config, str], Architecture]] = {
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
     "deepseek_v32": _sparse,
     "glm4_moe_lite": _one_dense,
     "glm_moe_dsa": _sparse,
+    "longcat_flash": _longcat,
     "minicpm3": _tied,
     "mistral4": _deepseek,
     "sarvam_mla": _deepseek,

@@ -17,6 +17,7 @@ from memadvisor.architectures.config_patches import PATCH_READERS
 from memadvisor.architectures.config_values import Config
 from memadvisor.architectures.config_windows import with_windows
 from memadvisor.architectures.encoder_decoders import ENCODER_DECODER_READERS
+from memadvisor.architectures.not_described import why_not
 from memadvisor.architectures.reference_code import code_of
 from memadvisor.errors import UsageError
 
@@ -33,11 +34,15 @@ _READERS = {
 # The language models inside models of text and images, and classes that come with a checkpoint: read as those they are alike.
 _ALIKE = {
     "apertus1p5_text": "apertus",
+    "bailing_moe": "glm4_moe",
+    "bailing_moe_v2": "glm4_moe",
     "glm4v_text": "glm4",
     "glm4v_moe_text": "glm4_moe",
     "granite_docling_text": "granite",
+    "hunyuan": "hunyuan_v1_moe",
     "internlm2": "llama",
     "kimi_k2": "deepseek_v3",
+    "mimo": "qwen2",
     "minimax_m1": "minimax",
     "minimax_text_01": "minimax",
     "paddleocr_vl_text": "ernie4_5",
@@ -83,6 +88,11 @@ def _language_model(config: Config, name: str) -> Architecture:
     kind = _ALIKE.get(given, given) if isinstance(given, str) else None
     reader = _READERS.get(kind) if kind is not None else None
     if reader is None:
+        if isinstance(given, str) and (reason := why_not(given)) is not None:
+            raise UsageError(
+                f"model_type {given!r} of {name!r} cannot be described here: {reason}.",
+                hint="write a TOML file of a model of about that shape (docs/estimate.md).",
+            )
         raise UsageError(
             f"model_type {given!r} of {name!r} is not known.",
             hint=f"known are {', '.join(sorted({*_READERS, *_ALIKE}))}; or write a TOML file of the shapes (docs/estimate.md).",

@@ -31,6 +31,7 @@ from memadvisor.architectures.hugging_face import architecture_from_config
 from memadvisor.architectures.hybrid_family import HYBRID_FAMILY
 from memadvisor.architectures.image_family import IMAGE_FAMILY
 from memadvisor.architectures.llama_family import LLAMA_FAMILY
+from memadvisor.architectures.not_described import why_not
 from memadvisor.architectures.other_names import OTHER_NAMES
 from memadvisor.architectures.vision_transformers import VISION_TRANSFORMERS
 from memadvisor.errors import UsageError
@@ -111,6 +112,11 @@ def load_architecture(name_or_path: str) -> Architecture:
     if is_directory:
         path = path / "config.json"
     if not may_be_there(path) and path.suffix not in (".json", ".toml"):
+        if (reason := why_not(name_or_path)) is not None:
+            raise UsageError(
+                f"{name_or_path!r} cannot be described here: {reason}.",
+                hint="a TOML file of a model of about that shape is priced as what it says (docs/estimate.md).",
+            )
         near = difflib.get_close_matches(_plain(name_or_path), _BY_NAME, n=3, cutoff=0.6)
         # Several of its names may be near one model.
         names = (

@@ -166,7 +166,19 @@ OTHER_NAMES: dict[str, str] = {
     "nllb-200-distilled-600m": "nllb-200-600m",
     "distilbert-base-uncased": "distilbert-base",
     **{f"bloomz-{size}": f"bloom-{size}" for size in ("560m", "1b1", "1b7", "3b", "7b1", "176b")},
-    **{f"granite-3.{at}-{size}": f"granite-3-{size}" for at in range(4) for size in ("2b", "8b")},
+    **{
+        f"granite-3.{at}-{size}": f"granite-3-{size}"
+        for at in range(4)
+        for size in ("2b", "8b", "1b-a400m", "3b-a800m")
+    },
+    "powermoe-3b": "granite-3-3b-a800m",
+    "hunyuan-a52b": "hunyuan-large",
+    "tencent-hunyuan-large": "hunyuan-large",
+    "ling-lite-1.5": "ling-lite",
+    "ling-coder-lite": "ling-lite",
+    "ling-mini": "ling-mini-2.0",
+    "longcat-flash-560b": "longcat-flash",
+    "mimo-7b-rl": "mimo-7b",
     **{
         f"codegen-{size}-{kind}": f"codegen-{size}"
         for size in ("350m", "2b", "6b", "16b")

@@ -249,6 +249,13 @@ ROUNDED = {
     "deepseek-coder-33b": 33.0,
     "phi-3.5-moe": 42.0,
     "dots.llm1": 142.0,
+    "hunyuan-large": 389.0,
+    "granite-3-1b-a400m": 1.33,
+    "granite-3-3b-a800m": 3.3,
+    "ling-lite": 16.8,
+    "ling-mini-2.0": 16.26,
+    "longcat-flash": 560.0,
+    "mimo-7b": 7.62,  # 7.83 with the block that predicts a second token
     "minimax-text-01": 456.0,
     "deepseek-v3.2": 671.0,
     "glm-5": 744.0,
@@ -259,4 +266,4 @@ ROUNDED = {
 # Parameters that one token meets, in 10**9, as the papers print them.
 ACTIVE = {"dbrx": 36.0, "qwen3-coder-480b-a35b": 35.0, "olmoe-1b-7b": 1.3, "llama4-scout": 17.0, "llama4-maverick": 17.0, "mixtral-8x7b": 12.9, "mixtral-8x22b": 39.0, "qwen3-30b-a3b": 3.3, "qwen3-235b-a22b": 22.0, "qwen2-57b-a14b": 14.2,
           "qwen1.5-moe-a2.7b": 2.7, "deepseek-v2": 21.0, "deepseek-v2-lite": 2.4, "deepseek-v3": 37.0, "glm-4.5": 32.0, "glm-4.5-air": 12.0, "minimax-m2": 10.0,
-          "jamba-v0.1": 12.0, "phi-3.5-moe": 6.6, "dots.llm1": 14.0, "ernie-4.5-21b-a3b": 3.0, "nemotron-3-nano-30b-a3b": 3.6, "qwen3-next-80b-a3b": 3.3, "qwen3.5-35b-a3b": 3.0}  # fmt: skip
+          "jamba-v0.1": 12.0, "phi-3.5-moe": 6.6, "dots.llm1": 14.0, "hunyuan-large": 52.0, "ling-lite": 2.75, "ling-mini-2.0": 1.4, "longcat-flash": 27.0, "ernie-4.5-21b-a3b": 3.0, "nemotron-3-nano-30b-a3b": 3.6, "qwen3-next-80b-a3b": 3.3, "qwen3.5-35b-a3b": 3.0}  # fmt: skip

@@ -176,3 +176,13 @@ def test_any_fields_give_an_architecture_or_one_line(fields):
 def test_names_of_models_with_images_say_what_is_left_out(name):
     assert load_architecture(name).left_out == "the vision tower"
     assert load_architecture("gemma3-1b").left_out == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("BlinkDL/rwkv-7-world", "none of the recurrences"), ("google/gemma-3n-E4B-it", "AltUp"), ("DeepSeek-V4-Flash", "hyper-connections"),
+     ("stepfun-ai/step3", "few columns"), ("CLIP ViT-L/14", "two towers"), ("DiT-XL/2", "adaLN"), ("swin-b", "widths")],
+)  # fmt: skip
+def test_a_model_that_no_fields_say_is_refused_with_the_reason(name, said):
+    with pytest.raises(UsageError, match=said):
+        load_architecture(name)
