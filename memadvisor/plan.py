@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from memadvisor.chunked_loss import ChunkedLoss
 from memadvisor.compression import UNCOMPRESSED, Compression
@@ -116,6 +117,15 @@ class Prediction:
         return self.peak_bytes if self.reserved_bytes is None else self.reserved_bytes
 
 
+class LaneInterval(NamedTuple):
+    """What a lane (schedule.Lane) does from one moment of a step to another, in seconds from its start."""
+
+    lane: str
+    label: str  # "forward of blocks.3", "gather blocks.4"
+    start_s: float
+    end_s: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
     """What one rank does, where each has models, or parts of them, of its own: stages of a pipeline, or tensor
@@ -177,6 +187,8 @@ class Plan:
     backward (arXiv:2101.06840). Lossy.
     `micro_batch_size` and `grad_accum` are the script's own settings that the prediction assumes; None
     leaves them as they are.
+    `timeline`: the lanes as the simulator played them (cost/timeline.py), of the rank that stands for all, before what
+    earlier runs have taught of the parts of a step's time. None: made by hand, with choices by rank, or of an older version.
     """
 
     fingerprint: str | None = None
@@ -218,6 +230,7 @@ class Plan:
     models: tuple[PlannedModel, ...] = ()
     ranks: tuple[RankPlan, ...] = ()
     ranks_alike: bool = False
+    timeline: tuple[LaneInterval, ...] | None = None
 
     def of_rank(self, rank: int) -> Plan:
         """What one of `ranks` does, as the plan of a process by itself."""

@@ -14,12 +14,13 @@ from memadvisor.errors import PlanError
 from memadvisor.executors import Algorithm
 from memadvisor.json_field import JsonField, read_json
 from memadvisor.local_sgd import LocalSgd
-from memadvisor.plan import Plan, PlannedModel, Prediction, RankPlan, UnitPlan
+from memadvisor.plan import LaneInterval, Plan, PlannedModel, Prediction, RankPlan, UnitPlan
 from memadvisor.plan_checks import check_plan
 from memadvisor.precision import Precision
 from memadvisor.run.files import write_output
 
 FORMAT = 1
+_LANES = ("compute", "collective", "host", "disk")  # schedule.Lane, which stands above plans
 _MOST_S = sys.float_info.max  # a whole number beyond it is no float
 
 # What the first files of this format had, and every file has. All else is left out where it is as usual.
@@ -117,6 +118,7 @@ def _plan_from_json(value: JsonField, source: str) -> Plan:
         models=tuple(_model_from_json(model) for model in value.get("models", ())),
         ranks=tuple(_rank_from_json(rank) for rank in value.get("ranks", ())),
         ranks_alike=value.get("ranks_alike", False).typed(bool),
+        timeline=value.get("timeline").maybe(_timeline_from_json),
         micro_batch_size=value["micro_batch_size"].typed(int, optional=True),
         grad_accum=value["grad_accum"].typed(int, optional=True),
         prediction=value["prediction"].maybe(_prediction_from_json),
@@ -144,7 +146,18 @@ def load_plan(path: str | Path) -> Plan:
 
 def save_plan(plan: Plan, path: Path, *, replace: bool = True) -> None:
     """Write a plan whole or not at all, readable by its owner alone. Raises UsageError."""
-    write_output(path, json.dumps(plan_to_json(plan), indent=1) + "\n", replace=replace)
+    write_output(path, plan_text(plan), replace=replace)
+
+
+def plan_text(plan: Plan) -> str:
+    """The JSON, for readers too: of the timeline each interval is a line."""
+    value = plan_to_json(plan)
+    timeline = value.pop("timeline", None)
+    text = json.dumps(value, indent=1)
+    if timeline is not None:
+        rows = ",\n".join(f"  {json.dumps(row)}" for row in timeline)
+        text = f'{text[:-2]},\n "timeline": [\n{rows}\n ]\n}}'
+    return f"{text}\n"
 
 
 def _unit_from_json(value: JsonField) -> UnitPlan:
@@ -232,6 +245,23 @@ def _pair(value: JsonField) -> tuple[str, str]:
     if len(names) != 2:
         value.refuse("a pair of names")
     return names[0], names[1]
+
+
+def _timeline_from_json(value: JsonField) -> tuple[LaneInterval, ...]:
+    return tuple(_interval(row) for row in value)
+
+
+def _interval(value: JsonField) -> LaneInterval:
+    fields = tuple(value)
+    if len(fields) != len(LaneInterval._fields):
+        value.refuse("a lane, what it does, and from when to when")
+    lane, label, start, end = fields
+    found = LaneInterval(lane.typed(str), label.typed(str), _seconds(start), _seconds(end))
+    if found.lane not in _LANES:
+        lane.refuse(f"one of {', '.join(_LANES)}")
+    if found.end_s < found.start_s:
+        end.refuse("no earlier than its start")
+    return found
 
 
 def _seconds_by_name(value: JsonField) -> dict[str, float]:

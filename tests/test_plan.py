@@ -13,7 +13,7 @@ from memadvisor.compression import Compression
 from memadvisor.errors import PlanError, UsageError
 from memadvisor.executors import Algorithm, algorithm_for
 from memadvisor.local_sgd import LocalSgd, parse_local_sgd
-from memadvisor.plan import Plan, Prediction, UnitPlan, fingerprint
+from memadvisor.plan import LaneInterval, Plan, Prediction, UnitPlan, fingerprint
 from memadvisor.plan_checks import check_plan
 from memadvisor.plan_file import load_plan, plan_from_json, plan_to_json, save_plan
 from memadvisor.planning.reasons import stages_text
@@ -84,6 +84,7 @@ LATER = (
         "exposed_transfer_s",
     ),
     "components_s",
+    "timeline",
 )
 PLAN = Plan(
     fingerprint="0123456789abcdef",
@@ -106,6 +107,10 @@ PLAN = Plan(
     budget_bytes=2**30,
     why="it fits",
     precision=Precision(param_dtype="float32", reduce_dtype="float32"),
+    timeline=(
+        LaneInterval("compute", "forward of blocks.0", 0.0, 0.25),
+        LaneInterval("disk", "prefetch", 0.1, 0.5),
+    ),
 )
 
 
@@ -417,3 +422,32 @@ def test_stretches_of_units_that_are_gathered_one_by_one_are_refused():
     with pytest.raises(PlanError, match="units of ZeRO stage 3"):
         check_plan(chain_plan(("a", "b"), zero_stage=3, num_ranks=2), "It")
     check_plan(chain_plan(("a", "b"), zero_stage=2, num_ranks=2), "It")
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        (
+            ["gpu", "forward", 0, 1],
+            r"timeline\[0\]\[0\] is \"gpu\", where one of compute, collective, host, disk belongs",
+        ),
+        (["disk", "prefetch", 2, 1], r"timeline\[0\]\[3\] is 1, where no earlier than its start belongs"),
+        (
+            ["disk", "prefetch", 2],
+            r"timeline\[0\] is .*, where a lane, what it does, and from when to when belongs",
+        ),
+        (["disk", "prefetch", -1, 1], r"timeline\[0\]\[2\] is -1, where a number of seconds belongs"),
+    ],
+)
+def test_a_timeline_that_is_none_is_refused_by_its_place(row, why):
+    with pytest.raises(PlanError, match=why):
+        plan_from_json(as_json() | {"timeline": [row]}, "some file")
+
+
+def test_a_file_has_each_interval_of_the_timeline_on_a_line_of_its_own(tmp_path):
+    save_plan(PLAN, tmp_path / "plan.json")
+    text = (tmp_path / "plan.json").read_text()
+
+    assert '\n  ["compute", "forward of blocks.0", 0.0, 0.25],\n' in text
+    assert json.loads(text) == json.loads(json.dumps(plan_to_json(PLAN)))
+    assert load_plan(tmp_path / "plan.json") == PLAN

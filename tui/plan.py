@@ -7,6 +7,7 @@ from textual.app import ComposeResult
 from textual.widgets import DataTable, Static
 
 from memadvisor.analyzers.comparison import Compared, Comparison
+from memadvisor.analyzers.planned_lanes import planned_lanes
 from memadvisor.compression import compression_text
 from memadvisor.local_sgd import local_sgd_text
 from memadvisor.plan import Plan
@@ -15,6 +16,7 @@ from memadvisor.planning.reasons import stages_text
 from memadvisor.precision import precision_text
 from memadvisor.tui.drawing import CATEGORY_COLORS
 from memadvisor.tui.pane import Pane
+from memadvisor.tui.planned_lanes import lane_lines
 from memadvisor.tui.table import Column, Row, refill, row_table
 from memadvisor.tui.text import lines, number, paragraph, words
 from memadvisor.tui.view import View
@@ -35,11 +37,12 @@ _UNITS_OF_SEVERAL_RANKS = (*_UNITS, Column("ZeRO stage", is_number=True))
 
 
 class PlanPane(Pane):
-    """Predicted and measured in one table, the plan's units in another."""
+    """Predicted and measured in one table, lane by lane below it, the plan's units in another table."""
 
     def content(self) -> ComposeResult:
         yield Static(id="plan-summary", markup=False)
         yield row_table("plan-compared")
+        yield Static(id="plan-lanes", markup=False)
         yield row_table("plan-units")
 
     def missing(self, view: View) -> str | None:
@@ -54,10 +57,15 @@ class PlanPane(Pane):
         compared.display = found is not None
         if found is not None:
             refill(compared, _COMPARED, _compared_rows(found))
+        self.query_one("#plan-lanes", Static).update(lines(self._lanes(view)))
         units = self.query_one("#plan-units", DataTable)
         units.display = bool(plan.units)
         columns = _UNITS if plan.num_ranks == 1 else _UNITS_OF_SEVERAL_RANKS
         refill(units, columns, [_unit_row(i, plan) for i in range(len(plan.units))])
+
+    def _lanes(self, view: View) -> list[Text]:
+        found = planned_lanes(view.analysis)
+        return [] if found is None else lane_lines(found, max(20, self.size.width - 6))
 
 
 def _sharding(plan: Plan) -> str:

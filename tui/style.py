@@ -23,7 +23,9 @@ OverviewPane.wide #overview-scroll { layout: horizontal; }
 #communication-skew { padding: 0 1; }
 CommunicationPane > .content { overflow-y: auto; }
 CommunicationPane DataTable { height: auto; max-height: 50%; margin: 0 0 1 0; }
-#plan-compared { height: auto; max-height: 60%; margin: 1 0; }
+PlanPane > .content { overflow-y: auto; }
+PlanPane DataTable { height: auto; max-height: 60%; margin: 1 0; }
+#plan-lanes { padding: 0 1; }
 #notes-text { padding: 0 1; }
 HelpScreen { align: center middle; }
 HelpScreen > VerticalScroll {

@@ -143,11 +143,11 @@ def advise(
         )
     found = _found(search, splits(recorded, plain, recorded_size, search.may_show))
     first = next(ranked for ranked in found if not ranked.changes_script)
-    named = None if policy is None else _explained([named_plan(plays, plain, policy, first)], memory_bytes)[0]
+    named = None if policy is None else _explained([named_plan(plays, plain, policy, first)], plays)[0]
     return Advice(
         budget_bytes=memory_bytes,
         num_ranks=ranks,
-        plans=_explained(found, memory_bytes),
+        plans=_explained(found, plays),
         smallest_budget_bytes=min(search.needs),
         smallest_unchanged_bytes=min(search.needs_unchanged),
         measured_peak_bytes=plain.peak_bytes,
@@ -291,16 +291,17 @@ def _effort(ranked: RankedPlan) -> tuple[int, float, int]:
     return ranked.plan.grad_accum or 1, prediction.step_time_s, prediction.needed_bytes
 
 
-def _explained(found: list[RankedPlan], budget_bytes: int) -> tuple[RankedPlan, ...]:
+def _explained(found: list[RankedPlan], plays: Plays) -> tuple[RankedPlan, ...]:
+    """With why, and with the lanes that a run of them is laid beside."""
     explained = []
     for ranked, following in zip(found, [*found[1:], None], strict=True):
         why = explain(
             ranked.plan,
             ranked.prediction,
             None if following is None else (following.plan, following.prediction),
-            budget_bytes,
+            plays.budget_bytes,
         )
-        explained.append(replace(ranked, plan=replace(ranked.plan, why=why)))
+        explained.append(replace(ranked, plan=replace(plays.with_timeline(ranked), why=why)))
     return tuple(explained)
 
 

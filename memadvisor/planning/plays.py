@@ -22,6 +22,7 @@ from memadvisor.cost.moments import Moments
 from memadvisor.cost.simulate import simulate
 from memadvisor.cost.simulation import Simulation
 from memadvisor.cost.step import CapturedStep
+from memadvisor.cost.timeline import timeline_of
 from memadvisor.cost.transfers import TransferTimes
 from memadvisor.executors import Algorithm
 from memadvisor.plan import Plan, Prediction
@@ -147,7 +148,15 @@ class Plays:
             prediction=prediction,
             fits=max(prediction.needed_bytes, starting_bytes(step, plan)) <= self.budget_bytes,
             changes_script=step.repeats > 1,
+            step=step,
         )
+
+    def with_timeline(self, ranked: RankedPlan) -> Plan:
+        """The plan with its lanes."""
+        schedule = write_schedule(ranked.plan, ranked.step.units)
+        transfers = self.paged_transfers if schedule.paged else self.transfers
+        played = simulate(ranked.step, schedule, self.times, transfers=transfers)
+        return replace(ranked.plan, timeline=timeline_of(played))
 
     def _replayed(self, step: CapturedStep, plan: Plan, simulated: Prediction) -> Prediction:
         if self.settings is None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from memadvisor.cost.step import CapturedStep
 from memadvisor.plan import Plan, Prediction
 from memadvisor.planning.arrangement import Arrangement
 
@@ -21,13 +22,15 @@ WORTH_MOVING = 0.05
 class RankedPlan:
     """A plan and whether its predicted peak is within the budget.
 
-    `changes_script`: its micro-batch and accumulation are the user's own settings, to be changed by hand.
+    `changes_script`: its micro-batch and accumulation are the user's own settings, to be changed by hand. `step`: what it
+    was played over.
     """
 
     plan: Plan
     prediction: Prediction
     fits: bool
     changes_script: bool
+    step: CapturedStep = field(compare=False, repr=False)
 
 
 def order(ranked: RankedPlan) -> tuple[bool, bool, float, int]:

@@ -12,6 +12,7 @@ from memadvisor.plan import Plan
 from memadvisor.plan_words import options_text, unit_parts_text
 from memadvisor.policies import resolve_units
 from memadvisor.report.blocks import INNER, MEASURED, PREDICTED, Block, Figure, Missing, paragraph, table
+from memadvisor.report.planned_lanes import lanes_figure
 from memadvisor.report.words import STACK, bytes_scale, color_of, unit_name
 from memadvisor.unit_ranges import unit_ranges
 from memadvisor.units import counted, format_bytes, format_change, format_seconds
@@ -42,7 +43,12 @@ def plan_and_prediction(analysis: Analysis) -> Sequence[Block]:
         why = "The plan was made by hand and predicts nothing; plans of `memadvisor advise` do."
         missing = Missing(name="prediction", title=title, why=why, absence="Nothing to compare.")
         return [missing, *_plan_blocks(plan, analysis)]
-    return [_figure(compared, title), _errors(compared), *_plan_blocks(plan, analysis)]
+    return [
+        _figure(compared, title),
+        _errors(compared),
+        *lanes_figure(analysis),
+        *_plan_blocks(plan, analysis),
+    ]
 
 
 def _figure(compared: Comparison, title: str) -> Figure:

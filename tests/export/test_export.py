@@ -207,6 +207,7 @@ READ = {
             "ranks",
             "ranks_alike",
         ),  # who plays it; which units of a plan made by hand; choices by rank, which are refused
+        "timeline",  # what is predicted, as in the prediction
     },
     UnitPlan: {
         *("name", "zero_stage", "recompute", "reshard", "optimizer_tier", "kept", "activation_tier"),

@@ -595,3 +595,15 @@ def test_what_is_lossy_and_gains_nothing_is_not_shown():
 
     assert "--optimizer-bits 8" in shown(coded.peak_bytes + 1)
     assert "--optimizer-bits 8" not in shown(coded.peak_bytes)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_plan_tells_what_each_lane_does_to_the_end_of_the_step_that_it_predicts(ranks):
+    advice = advise(make_run(num_ranks=ranks), memory_bytes=4 * 10**6, hardware=MEASURED)
+
+    for ranked in advice.plans:
+        timeline = ranked.plan.timeline
+        ends = [each.end_s for each in timeline if each.lane == "compute"]
+        assert max(ends) == pytest.approx(ranked.prediction.step_time_s, rel=1e-5)
+        assert any(each.label == "forward of blocks.1" for each in timeline)
+        assert any(each.lane == "collective" for each in timeline) == (ranks > 1)

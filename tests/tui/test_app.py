@@ -9,7 +9,7 @@ import pytest
 from textual.widgets import DataTable, Input, Static, TabbedContent
 
 from memadvisor.hardware.hardware import Hardware
-from memadvisor.plan import Plan, Prediction, UnitPlan
+from memadvisor.plan import LaneInterval, Plan, Prediction, UnitPlan
 from memadvisor.run.documents import Note
 from memadvisor.run.journal import JournalWriter
 from memadvisor.run.store import write_manifest
@@ -603,3 +603,25 @@ def test_the_headline_says_which_script_and_how_it_stands(run_directory):
         assert app.query_one("#waiting", Static).display is False
 
     drive(run_directory, scenario)
+
+
+def test_the_plans_lanes_stand_on_one_axis_with_what_was_measured(tmp_path):
+    timeline = (
+        LaneInterval("compute", "forward of blocks.0", 0.0, 0.05),
+        LaneInterval("compute", "backward of blocks.0", 0.05, 0.1),
+        LaneInterval("disk", "prefetch of blocks.0", 0.0, 0.05),
+    )
+    run = make_run(plan=dataclasses.replace(PLAN, timeline=timeline))
+
+    async def scenario(app, pilot):
+        await pilot.press("7")
+        await settle(app, pilot)
+        text = screen_text(app)
+        assert "Step: predicted 100 ms, measured 102 ms (2.0 % too short)" in text
+        rows = {line.strip().partition("  ")[0]: line for line in text.splitlines()}
+        predicted = rows["compute, predicted: 100 ms"]
+        measured = next(line for head, line in rows.items() if head.startswith("compute, step 5: 102 ms"))
+        assert predicted.count("▒") == pytest.approx(measured.count("█") * 100 / 102, abs=1.5)
+        assert any("not measured" in line for head, line in rows.items() if head.startswith("disk, measured"))
+
+    drive(write_run(run, tmp_path / "run"), scenario, (140, 70))

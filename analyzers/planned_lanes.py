@@ -1,0 +1,193 @@
+"""A plan's lanes as they were predicted, and what this run measured of them: one step, on one axis of time.
+
+Three clocks stand beside each other and are never mixed. What was predicted is of a steady step. Compute is measured of the
+timed step whose time is nearest to the median. Collectives are seen in the traced step alone, which takes longer; so its
+compute is there again, to read them by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from memadvisor.analyzers.analysis import Analysis
+from memadvisor.analyzers.comparison import Compared, Comparison
+from memadvisor.analyzers.evaluation import without_evaluated_units
+from memadvisor.analyzers.sides import started_s, traced_collectives
+from memadvisor.cost.places import place_in
+from memadvisor.cost.timeline import joined
+from memadvisor.plan import LaneInterval
+from memadvisor.run.records import Span, Step
+from memadvisor.run.run import RankRun
+from memadvisor.schedule import Lane
+
+PREDICTED = "predicted"
+_OUTSIDE = place_in("outside", None)
+_LEARNT = 0.005  # of the step: less is rounding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneRow:
+    """A lane by one clock, which `basis` names. `intervals` None: not measured, for the reason `why`. `step_s`: of the whole
+    step by that clock."""
+
+    lane: str
+    basis: str
+    intervals: tuple[LaneInterval, ...] | None
+    step_s: float
+    why: str = ""
+
+    @property
+    def is_predicted(self) -> bool:
+        return self.basis == PREDICTED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedLanes:
+    """Rows of one rank, by lane, the predicted one of each first; what step and exposed communication took.
+
+    `unlearnt_s`: where the lanes end as they were played, if earlier runs have taught that the step takes another time.
+    """
+
+    rank: int
+    rows: tuple[LaneRow, ...]
+    step_time_s: Compared
+    exposed_communication_s: Compared
+    unlearnt_s: float | None = None
+
+    @property
+    def longest_s(self) -> float:
+        ends = (each.end_s for row in self.rows for each in row.intervals or ())
+        return max([*ends, *(row.step_s for row in self.rows)], default=0.0)
+
+
+def planned_lanes(analysis: Analysis) -> PlannedLanes | None:
+    """Of the slowest rank, which the comparison is of too. None without a plan that tells its lanes, or without a step."""
+    plan, compared = analysis.run.plan, analysis.comparison
+    if plan is None or plan.timeline is None or plan.prediction is None or compared is None:
+        return None
+    timed = [
+        (result.step_time.median_s, recorded)
+        for recorded, result in zip(analysis.run.ranks, analysis.ranks, strict=True)
+        if result.step_time is not None
+    ]
+    if not timed:
+        return None
+    median_s, rank = max(timed, key=lambda pair: pair[0])
+    ended_s = max((each.end_s for each in plan.timeline if each.lane == Lane.COMPUTE), default=0.0)
+    step_s = plan.prediction.step_time_s
+    return PlannedLanes(
+        rank=rank.process.rank,
+        rows=tuple(_rows(plan.timeline, ended_s, rank, median_s)),
+        step_time_s=compared.step_time_s,
+        exposed_communication_s=_exposed(compared, plan.prediction.exposed_communication_s),
+        unlearnt_s=ended_s if abs(step_s - ended_s) > _LEARNT * step_s else None,
+    )
+
+
+def _exposed(compared: Comparison, predicted_s: float) -> Compared:
+    pair = compared.components_s.get("exposed_communication")
+    return Compared(predicted=predicted_s, measured=None if pair is None else pair.measured)
+
+
+def _rows(
+    timeline: Sequence[LaneInterval], ended_s: float, rank: RankRun, median_s: float
+) -> Iterator[LaneRow]:
+    calls = _collectives(rank)
+    for lane in Lane:
+        predicted = tuple(each for each in timeline if each.lane == lane)
+        if predicted or (lane is Lane.COLLECTIVE and calls):
+            yield LaneRow(lane=lane, basis=PREDICTED, intervals=predicted, step_s=ended_s)
+        if lane is Lane.COMPUTE:
+            yield from _measured_compute(rank, median_s, is_traced_shown=bool(calls))
+        elif lane is Lane.COLLECTIVE:
+            yield from _measured_collectives(rank, calls, is_predicted=bool(predicted))
+        elif predicted:
+            why = f"what the {lane} transfers is not recorded"
+            yield LaneRow(lane=lane, basis="measured", intervals=None, step_s=0.0, why=why)
+
+
+def _measured_compute(rank: RankRun, median_s: float, *, is_traced_shown: bool) -> Iterator[LaneRow]:
+    step = min(rank.steps_with_units(), key=lambda each: abs(each.duration_s - median_s))
+    yield _compute_row(rank, step, f"measured, step {step.index}")
+    traced = rank.traced_step
+    if traced is not None and is_traced_shown:
+        yield _compute_row(rank, traced, f"measured, traced step {traced.index}")
+
+
+def _compute_row(rank: RankRun, step: Step, basis: str) -> LaneRow:
+    spans = without_evaluated_units([span for span in rank.spans if span.step == step.index])
+    pieces = (
+        LaneInterval(Lane.COMPUTE.value, label, start_s - step.start_s, end_s - step.start_s)
+        for label, start_s, end_s in _innermost(spans, step)
+    )
+    return _row(Lane.COMPUTE, basis, pieces, step)
+
+
+def _row(lane: Lane, basis: str, intervals: Iterable[LaneInterval], step: Step) -> LaneRow:
+    drawn = tuple(joined(intervals, step.duration_s))
+    return LaneRow(lane=lane, basis=basis, intervals=drawn, step_s=step.duration_s)
+
+
+def _innermost(spans: Iterable[Span], step: Step) -> Iterator[tuple[str, float, float]]:
+    """The step from its start to its end: each moment under the innermost span that it is in."""
+    reached_s = step.start_s
+    around: list[Span] = []
+
+    def until(moment_s: float) -> Iterator[tuple[str, float, float]]:
+        nonlocal reached_s
+        if moment_s > reached_s:
+            yield _label(around[-1]) if around else _OUTSIDE, reached_s, moment_s
+            reached_s = moment_s
+
+    for span in sorted(spans, key=lambda each: (each.start_s, -each.end_s)):
+        while around and around[-1].end_s <= span.start_s:
+            yield from until(around[-1].end_s)
+            around.pop()
+        yield from until(span.start_s)
+        around.append(span)
+    while around:
+        yield from until(around[-1].end_s)
+        around.pop()
+    yield from until(step.end_s)
+
+
+def _label(span: Span) -> str:
+    """In the words of a prediction."""
+    is_unit = span.kind.startswith("unit_")
+    phase = span.kind.removeprefix("unit_")
+    if phase == "recompute":
+        return f"recomputation of {span.unit}"
+    return "evaluation" if phase == "evaluation" else place_in(phase, span.unit if is_unit else None)
+
+
+def _collectives(rank: RankRun) -> tuple[LaneInterval, ...]:
+    """Of the traced step, those whose end was seen."""
+    step = rank.traced_step
+    if step is None:
+        return ()
+    return tuple(
+        LaneInterval(
+            Lane.COLLECTIVE.value,
+            f"{call.operation}{f' of {call.unit}' if call.unit else ''}",
+            max(0.0, started_s(call) - step.start_s),
+            call.end_s - step.start_s,
+        )
+        for call in traced_collectives(rank)
+        if call.end_s is not None
+    )
+
+
+def _measured_collectives(
+    rank: RankRun, calls: Sequence[LaneInterval], *, is_predicted: bool
+) -> Iterator[LaneRow]:
+    step = rank.traced_step
+    if step is not None and calls:
+        yield _row(Lane.COLLECTIVE, f"measured, traced step {step.index}", calls, step)
+    elif is_predicted:
+        why = (
+            "no step was traced"
+            if step is None
+            else f"the traced step {step.index} shows no collective's end"
+        )
+        yield LaneRow(lane=Lane.COLLECTIVE, basis="measured", intervals=None, step_s=0.0, why=why)
