@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from memadvisor.analyzers.timeline import MemoryTimeline
+from memadvisor.cost.places import PHASE_PLACES
 from memadvisor.run.records import CATEGORIES, Span, Storage
 from memadvisor.run.run import RankRun
 
@@ -157,11 +158,7 @@ def _innermost(around: Sequence[Span]) -> Span:
 
 def position_in_words(phase: str, unit: str) -> str:
     """`backward of blocks.3`, `forward`, `optimizer step`, `work outside forward, backward and optimizer`."""
-    words = {
-        "optimizer": "optimizer step",
-        "recompute": "recomputation",
-        "outside": "work outside forward, backward and optimizer",
-    }.get(phase, phase)
+    words = {**PHASE_PLACES, "recompute": "recomputation"}.get(phase, phase)
     return f"{words} of {unit}" if unit else words
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from memadvisor.schedule import Action
 from memadvisor.stretches import Stretch
 
-_NAMES = {"optimizer": "optimizer step", "outside": "work outside forward and backward"}
+# Of phases that have no unit, in what is predicted and in what is measured.
+PHASE_PLACES = {"optimizer": "optimizer step", "outside": "work outside forward, backward and optimizer"}
 
 
 def place_in(phase: str, unit: str | None) -> str:
     """In a segment."""
-    if phase in _NAMES:
-        return _NAMES[phase]
+    if phase in PHASE_PLACES:
+        return PHASE_PLACES[phase]
     return f"{phase} outside any unit" if unit is None else f"{phase} of {unit or 'the model itself'}"
 
 

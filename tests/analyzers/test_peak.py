@@ -4,7 +4,7 @@ import io
 import pytest
 from rich.console import Console
 
-from memadvisor.analyzers.peak import peak_breakdown, where
+from memadvisor.analyzers.peak import peak_breakdown, position_in_words, where
 from memadvisor.analyzers.timeline import memory_timeline
 from memadvisor.cli.summary_memory import modules
 from memadvisor.cost.places import place_in
@@ -178,3 +178,8 @@ def test_what_the_roots_own_forward_made_is_the_models():
         console.print(modules(peak, 120))
         first = console.export_text().splitlines()[1]
         assert first.startswith(f" {name} ")
+
+
+@pytest.mark.parametrize("phase", ["outside", "optimizer"])
+def test_where_no_unit_runs_is_said_in_the_words_of_plans(phase):
+    assert position_in_words(phase, "") == place_in(phase, None)

@@ -102,7 +102,7 @@ def test_parameters_elsewhere_are_read_twice_a_step_and_gradients_written_once(s
     assert played.step_time_s == pytest.approx(plain.step_time_s + played.exposed_transfer_s)
     assert max(0.0, transfers_s - plain.step_time_s) * (1 - 1e-9) <= played.exposed_transfer_s
     assert played.exposed_transfer_s <= transfers_s * (1 + 1e-9)
-    resting = [m for m in played.moments if m.position == "work outside forward and backward"]
+    resting = [m for m in played.moments if m.position == "work outside forward, backward and optimizer"]
     stand_in_bytes = sum(states.stand_in_bytes("cpu", None) for states in step.states.values())
     assert all(m.by_category_bytes["parameter"] == stand_in_bytes for m in resting)
 
