@@ -374,6 +374,7 @@ def comparison_to_json(compared: Comparison) -> dict[str, Any]:
         "step_time_is_steady": None if compared.step_time_s.measured is None else compared.unsteady is None,
         "budget_bytes": compared.budget_bytes,
         "within_budget": compared.within_budget,
+        "plain": None if compared.plain is None else dataclasses.asdict(compared.plain),
     }
 
 

@@ -9,7 +9,7 @@ from memadvisor.analyzers.communication import Communication
 from memadvisor.analyzers.peak import PeakBreakdown
 from memadvisor.analyzers.residuals import comparable, measured_components
 from memadvisor.analyzers.step_time import StepTime
-from memadvisor.plan import Plan, Prediction
+from memadvisor.plan import PlainRun, Plan, Prediction
 from memadvisor.run.records import CATEGORIES, UNEXPLAINED
 from memadvisor.units import counted
 
@@ -53,7 +53,8 @@ class Comparison:
     time, of the slowest rank (residuals.py); empty for plans that do not say what their prediction is made of.
     `rank_peak_bytes`: of a plan with choices by rank, each rank's peak. `micro_batch_size`: samples of one, and
     `num_micro_batches` of a step, of the plan and of the traced step, which the user sets. `unsteady`: of a run without a
-    steady step, which step the measured time is of, in words.
+    steady step, which step the measured time is of, in words. `plain`: what the run without the plan measured, where the
+    plan tells.
     """
 
     peak_bytes: Compared
@@ -68,6 +69,16 @@ class Comparison:
     micro_batch_size: Compared = Compared(predicted=None, measured=None)
     num_micro_batches: Compared = Compared(predicted=None, measured=None)
     unsteady: str | None = None
+    plain: PlainRun | None = None
+
+    @property
+    def shown_by_category_bytes(self) -> dict[str, Compared]:
+        """Without what is nothing on both sides; that nothing is unexplained is worth a row."""
+        return {
+            name: pair
+            for name, pair in self.by_category_bytes.items()
+            if pair.predicted or pair.measured or name == UNEXPLAINED
+        }
 
     @property
     def unsteady_in_words(self) -> str | None:
@@ -169,6 +180,7 @@ def comparison(
         micro_batch_size=Compared(predicted=plan.micro_batch_size, measured=micro_batch_size),
         num_micro_batches=Compared(predicted=plan.grad_accum, measured=num_micro_batches),
         unsteady=None if slowest is None else slowest.unsteady,
+        plain=plan.plain,
     )
 
 

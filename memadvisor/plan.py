@@ -117,6 +117,15 @@ class Prediction:
         return self.peak_bytes if self.reserved_bytes is None else self.reserved_bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainRun:
+    """What the run that a plan was worked out from measured, without any plan: a rank's peak, and the median step."""
+
+    peak_bytes: int
+    step_time_s: float
+    num_ranks: int
+
+
 class LaneInterval(NamedTuple):
     """What a lane (schedule.Lane) does from one moment of a step to another, in seconds from its start."""
 
@@ -189,6 +198,7 @@ class Plan:
     leaves them as they are.
     `timeline`: the lanes as the simulator played them (cost/timeline.py), of the rank that stands for all, before what
     earlier runs have taught of the parts of a step's time. None: made by hand, with choices by rank, or of an older version.
+    `plain`: what the same training took without it. None likewise, and where the plan is for another micro-batch.
     """
 
     fingerprint: str | None = None
@@ -231,6 +241,7 @@ class Plan:
     ranks: tuple[RankPlan, ...] = ()
     ranks_alike: bool = False
     timeline: tuple[LaneInterval, ...] | None = None
+    plain: PlainRun | None = None
 
     def of_rank(self, rank: int) -> Plan:
         """What one of `ranks` does, as the plan of a process by itself."""

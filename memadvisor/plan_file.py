@@ -14,7 +14,7 @@ from memadvisor.errors import PlanError
 from memadvisor.executors import Algorithm
 from memadvisor.json_field import JsonField, read_json
 from memadvisor.local_sgd import LocalSgd
-from memadvisor.plan import LaneInterval, Plan, PlannedModel, Prediction, RankPlan, UnitPlan
+from memadvisor.plan import LaneInterval, PlainRun, Plan, PlannedModel, Prediction, RankPlan, UnitPlan
 from memadvisor.plan_checks import check_plan
 from memadvisor.precision import Precision
 from memadvisor.run.files import write_output
@@ -119,6 +119,7 @@ def _plan_from_json(value: JsonField, source: str) -> Plan:
         ranks=tuple(_rank_from_json(rank) for rank in value.get("ranks", ())),
         ranks_alike=value.get("ranks_alike", False).typed(bool),
         timeline=value.get("timeline").maybe(_timeline_from_json),
+        plain=value.get("plain").maybe(_plain_from_json),
         micro_batch_size=value["micro_batch_size"].typed(int, optional=True),
         grad_accum=value["grad_accum"].typed(int, optional=True),
         prediction=value["prediction"].maybe(_prediction_from_json),
@@ -245,6 +246,14 @@ def _pair(value: JsonField) -> tuple[str, str]:
     if len(names) != 2:
         value.refuse("a pair of names")
     return names[0], names[1]
+
+
+def _plain_from_json(value: JsonField) -> PlainRun:
+    return PlainRun(
+        peak_bytes=value["peak_bytes"].typed(int),
+        step_time_s=_seconds(value["step_time_s"]),
+        num_ranks=value["num_ranks"].typed(int),
+    )
 
 
 def _timeline_from_json(value: JsonField) -> tuple[LaneInterval, ...]:

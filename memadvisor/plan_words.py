@@ -63,6 +63,26 @@ def plan_text(plan: Plan, units: Sequence[Unit]) -> str:
     return ", ".join(parts) + options_text(plan)
 
 
+def results_text(plan: Plan) -> str:
+    """What results of the training are by design, beside those without the plan."""
+    is_lossy = (
+        plan.precision.is_lossy
+        or plan.compression.is_lossy
+        or plan.autocast is not None
+        or plan.local_sgd is not None
+        or bool(plan.optimizer_codes)
+        or plan.delayed_update
+        or bool(plan.rounded_to)
+    )
+    if is_lossy:
+        return "other than without the plan, which is lossy"
+    if plan.fused_updates or plan.chunked_loss is not None or plan.precision.has_masters:
+        return "not bit for bit those without the plan"
+    if plan.num_ranks > 1 and not plan.ranks:
+        return "those without the plan, but for the order in which gradients are summed over ranks"
+    return "bit for bit those without the plan"
+
+
 def parts_text(plan: Plan) -> str:
     """`mlp.act to mlp.proj of blocks.0 to 2; mlp of blocks.3`: parts of units that run again by themselves."""
     units: dict[str, list[str]] = {}

@@ -84,7 +84,7 @@ LATER = (
         "exposed_transfer_s",
     ),
     "components_s",
-    "timeline",
+    *("timeline", "plain"),
 )
 PLAN = Plan(
     fingerprint="0123456789abcdef",

@@ -14,6 +14,7 @@ from memadvisor.plan import Plan
 from memadvisor.plan_words import ranks_text, unit_parts_text
 from memadvisor.planning.reasons import stages_text
 from memadvisor.precision import precision_text
+from memadvisor.report.plan_effect import effect_in_words, results_in_words
 from memadvisor.tui.drawing import CATEGORY_COLORS
 from memadvisor.tui.pane import Pane
 from memadvisor.tui.planned_lanes import lane_lines
@@ -52,7 +53,9 @@ class PlanPane(Pane):
         plan, found = view.run.plan, view.analysis.comparison
         if plan is None:
             return
-        self.query_one("#plan-summary", Static).update(lines(_summary(plan, found)))
+        self.query_one("#plan-summary", Static).update(
+            lines([*_summary(plan, found), paragraph(results_in_words(view.analysis))])
+        )
         compared = self.query_one("#plan-compared", DataTable)
         compared.display = found is not None
         if found is not None:
@@ -108,13 +111,14 @@ def _summary(plan: Plan, found: Comparison | None) -> list[Text]:
         rows.append(
             paragraph(f"peak predicted in {predicted}, measured in {measured or 'nothing traced yet'}")
         )
+        rows += [paragraph(effect)] if (effect := effect_in_words(found)) else []
         rows += [paragraph((said, "#f2c14e")) for said in found.remarks]
     return rows
 
 
 def _compared_rows(found: Comparison) -> list[Row]:
     """Each total with its parts below it."""
-    names = [name for name in CATEGORY_COLORS if name in found.by_category_bytes]
+    names = [name for name in CATEGORY_COLORS if name in found.shown_by_category_bytes]
     return [
         _compared_row("peak", found.peak_bytes, in_seconds=False),
         *(_compared_row(name, found.by_category_bytes[name], in_seconds=False) for name in names),

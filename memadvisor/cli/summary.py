@@ -20,6 +20,7 @@ from memadvisor.cli.summary_memory import model_states, modules, peak
 from memadvisor.cli.summary_script import script_changes
 from memadvisor.cli.summary_time import communication, ranks, step_time, units
 from memadvisor.cli.tables import heading, table
+from memadvisor.report.plan_effect import effect_in_words, results_in_words
 from memadvisor.report.words import clock_time, steps_in_words, unfinished_in_words
 from memadvisor.tui.text import number, paragraph, words
 from memadvisor.units import format_bytes, format_change, format_seconds
@@ -141,13 +142,16 @@ def prediction(analysis: Analysis) -> RenderableType:
         lines.add_row(words(f"  rank {rank}", "dim"), *_compared(pair, in_bytes=True))
     if compared.reserved_bytes.predicted is not None:
         lines.add_row(words("reserved", "bold"), *_compared(compared.reserved_bytes, in_bytes=True))
-    for name, pair in compared.by_category_bytes.items():
+    for name, pair in compared.shown_by_category_bytes.items():
         lines.add_row(words("  " + name.replace("_", " "), "dim"), *_compared(pair, in_bytes=True))
     lines.add_row(words("step time", "bold"), *_compared(compared.step_time_s, in_bytes=False))
     for name, pair in compared.components_s.items():
         lines.add_row(words("  " + name.replace("_", " "), "dim"), *_compared(pair, in_bytes=False))
     notes = [paragraph("  ", (each, "bold yellow")) for each in compared.remarks]
-    return Group(title, lines, *notes, *_budget(analysis))
+    effect = [
+        paragraph("  ", each) for each in (effect_in_words(compared), results_in_words(analysis)) if each
+    ]
+    return Group(title, lines, *notes, *_budget(analysis), *effect)
 
 
 def _budget(analysis: Analysis) -> Sequence[RenderableType]:

@@ -18,7 +18,7 @@ from memadvisor.errors import UsageError
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.hardware.load import named_hardware
 from memadvisor.local_sgd import LocalSgd, check_local_sgd
-from memadvisor.plan import Plan
+from memadvisor.plan import PlainRun, Plan
 from memadvisor.planning.advice_notes import chunk_notes, fused_notes, notes
 from memadvisor.planning.collecting import collecting_seldom
 from memadvisor.planning.compiled_models import check_calls_are_seen
@@ -141,13 +141,19 @@ def advise(
             else f"What is asked for needs ZeRO stage 1, 2 or 3. {why}",
             hint="leave one of them out." if why is None else "advise without it.",
         )
+    measured = PlainRun(
+        peak_bytes=plain.peak_bytes,
+        step_time_s=recorded.measured_step_time_s,
+        num_ranks=run.manifest.world_size,
+    )
+    whole = measured if micro_batch in (None, recorded_size) else None
     found = _found(search, splits(recorded, plain, recorded_size, search.may_show))
     first = next(ranked for ranked in found if not ranked.changes_script)
-    named = None if policy is None else _explained([named_plan(plays, plain, policy, first)], plays)[0]
+    named = None if policy is None else _explained([named_plan(plays, plain, policy, first)], plays, whole)[0]
     return Advice(
         budget_bytes=memory_bytes,
         num_ranks=ranks,
-        plans=_explained(found, plays),
+        plans=_explained(found, plays, whole),
         smallest_budget_bytes=min(search.needs),
         smallest_unchanged_bytes=min(search.needs_unchanged),
         measured_peak_bytes=plain.peak_bytes,
@@ -291,8 +297,8 @@ def _effort(ranked: RankedPlan) -> tuple[int, float, int]:
     return ranked.plan.grad_accum or 1, prediction.step_time_s, prediction.needed_bytes
 
 
-def _explained(found: list[RankedPlan], plays: Plays) -> tuple[RankedPlan, ...]:
-    """With why, and with the lanes that a run of them is laid beside."""
+def _explained(found: list[RankedPlan], plays: Plays, plain: PlainRun | None) -> tuple[RankedPlan, ...]:
+    """With why, and with the lanes and the plain run that a run of them is laid beside."""
     explained = []
     for ranked, following in zip(found, [*found[1:], None], strict=True):
         why = explain(
@@ -301,7 +307,7 @@ def _explained(found: list[RankedPlan], plays: Plays) -> tuple[RankedPlan, ...]:
             None if following is None else (following.plan, following.prediction),
             plays.budget_bytes,
         )
-        explained.append(replace(ranked, plan=replace(plays.with_timeline(ranked), why=why)))
+        explained.append(replace(ranked, plan=replace(plays.with_timeline(ranked), why=why, plain=plain)))
     return tuple(explained)
 
 

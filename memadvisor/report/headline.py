@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memadvisor.analyzers.analysis import Analysis
-from memadvisor.analyzers.comparison import Compared
 from memadvisor.analyzers.model_states import expected_text
 from memadvisor.analyzers.out_of_memory import way_on
 from memadvisor.category_words import category_name, category_plural
@@ -13,17 +12,18 @@ from memadvisor.report.blocks import MEASURED, PREDICTED, Html, kinds_html, spli
 from memadvisor.report.data_waits import WORTH_CLOSING, wait_in_words
 from memadvisor.report.escape import html_text, html_with_code
 from memadvisor.report.next_steps import NextStep, next_steps
+from memadvisor.report.plan_effect import plan_card
 from memadvisor.report.view import RankView
 from memadvisor.report.words import PHASE_NAMES, STACK, place_name
 from memadvisor.run.records import UNEXPLAINED
-from memadvisor.units import format_bytes, format_change, format_count, format_fraction, format_seconds
+from memadvisor.units import format_bytes, format_count, format_fraction, format_seconds
 
 
 def headline(view: RankView) -> Html:
     """Peak and step, what to do about them, one card more where a plan was applied, and two on how well all is used."""
     steps = "".join(f"<li>{_saves(step)}{html_with_code(step.text)}</li>" for step in next_steps(view))
     return Html(
-        f"{_cards(_peak(view), _step(view))}{_plan(view.analysis)}"
+        f"{_cards(_peak(view), _step(view))}{plan_card(view.analysis)}"
         f'<div class="card next"><span class="name">What to do next</span><ol>{steps}</ol></div>'
         f"{_cards(_used(view), _kept(view))}"
     )
@@ -46,32 +46,6 @@ def _card(name: str, value: str | None, basis: str, body: str, kinds: tuple[str,
         f'<div class="value{absent}">{html_text(value or "not recorded")}</div>'
         f'<p>{kinds_html(kinds if value else ())}<span class="basis">{html_with_code(basis)}</span></p>{body}'
     )
-
-
-def _plan(analysis: Analysis) -> str:
-    """Whether the applied plan kept its word, across the page; nothing without a prediction."""
-    compared = analysis.comparison
-    if compared is None or compared.peak_bytes.measured is None:
-        return ""
-    facts = [
-        f"peak {format_bytes(compared.peak_bytes.predicted)} predicted, "
-        f"{format_bytes(compared.peak_bytes.measured)} measured",
-        f"step {format_seconds(compared.step_time_s.predicted)} predicted, "
-        f"{format_seconds(compared.step_time_s.measured)} measured{_error(compared.step_time_s)}",
-    ]
-    if compared.budget_bytes is not None:
-        held = "held" if compared.within_budget else "did not hold"
-        facts.append(f"the budget of {format_bytes(compared.budget_bytes)} {held}")
-    errors = [f"peak {_error(compared.peak_bytes).strip(' ()')}"]
-    if compared.step_time_s.error_fraction is not None and not compared.unsteady:
-        errors.append(f"step {_error(compared.step_time_s).strip(' ()')}")
-    name = "Plan: error of what was predicted"
-    card = _card(name, ", ".join(errors), "; ".join(facts), "", (PREDICTED, MEASURED))
-    return f'<div class="cards"><div class="card wide">{card}</div></div>'
-
-
-def _error(pair: Compared) -> str:
-    return "" if pair.error_fraction is None else f" ({format_change(pair.error_fraction)})"
 
 
 def _peak(view: RankView) -> str:

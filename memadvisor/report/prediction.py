@@ -52,7 +52,7 @@ def plan_and_prediction(analysis: Analysis) -> Sequence[Block]:
 
 
 def _figure(compared: Comparison, title: str) -> Figure:
-    names = [name for name in STACK if name in compared.by_category_bytes]
+    names = [name for name in STACK if name in compared.shown_by_category_bytes]
     pairs = [compared.by_category_bytes[name] for name in names]
     factor, unit = bytes_scale(value for pair in pairs for value in (pair.predicted, pair.measured) if value)
     colors = [color_of(name) for name in names]
@@ -114,7 +114,7 @@ def _errors(compared: Comparison) -> Block:
         *(
             (f"{INNER}{category_name(name)}", *_cells(compared.by_category_bytes[name], in_bytes=True))
             for name in STACK
-            if name in compared.by_category_bytes
+            if name in compared.shown_by_category_bytes
         ),
         ("step time", *_cells(compared.step_time_s, in_bytes=False)),
         *(

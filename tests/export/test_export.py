@@ -207,7 +207,7 @@ READ = {
             "ranks",
             "ranks_alike",
         ),  # who plays it; which units of a plan made by hand; choices by rank, which are refused
-        "timeline",  # what is predicted, as in the prediction
+        *("timeline", "plain"),  # what is predicted, as in the prediction, and what was without the plan
     },
     UnitPlan: {
         *("name", "zero_stage", "recompute", "reshard", "optimizer_tier", "kept", "activation_tier"),

@@ -607,3 +607,13 @@ def test_a_plan_tells_what_each_lane_does_to_the_end_of_the_step_that_it_predict
         assert max(ends) == pytest.approx(ranked.prediction.step_time_s, rel=1e-5)
         assert any(each.label == "forward of blocks.1" for each in timeline)
         assert any(each.lane == "collective" for each in timeline) == (ranks > 1)
+
+
+def test_a_plan_tells_what_the_run_that_it_is_of_took_without_it():
+    advice = advise(RUN, memory_bytes=4 * 10**6)
+
+    plain = advice.plans[0].plan.plain
+    assert (plain.peak_bytes, plain.step_time_s) == (advice.measured_peak_bytes, advice.measured_step_time_s)
+    assert plain.num_ranks == 2
+    larger = advise(RUN, memory_bytes=4 * 10**6, micro_batch=8)
+    assert larger.plans[0].plan.plain is None  # nobody ran that

@@ -203,7 +203,7 @@ def test_a_kept_word_is_said_at_the_top_and_so_is_a_broken_one():
     error = 100 * (PLAN.prediction.peak_bytes - peak_bytes) / peak_bytes
 
     assert f"peak {error:+.1f} %, step " in _page(run).text  # as large as the peak's own
-    assert "the budget of 5.25 MiB held" in _page(run).text
+    assert "The budget of 5.25 MiB held" in _page(run).text
     assert "memadvisor advise" not in _page(run).text  # that is for runs without a plan
     by_hand = dataclasses.replace(PLAN, units=(), activation_bits=4)
     assert "activations in 4 bits" in _page(make_run(num_ranks=1, plan=by_hand)).text
