@@ -16,5 +16,9 @@ def choose_directory(arguments: argparse.Namespace, target: Target) -> Path:
     if arguments.nproc and launch_id():
         raise UsageError("--nproc was given inside a launcher's rank.", hint="leave the ranks to torchrun.")
     if arguments.joined or arguments.again:
+        if arguments.out is None:  # the launcher gives both
+            raise UsageError(
+                "--joined and --again are for ranks that memadvisor starts itself.", hint="leave them out."
+            )
         return Path(arguments.out)
     return take_run_directory(arguments.out, target.label, rank=rank_identity().rank)

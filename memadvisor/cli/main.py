@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from types import FrameType
 from typing import Any
 
@@ -36,9 +36,13 @@ COMMANDS = {
 }
 
 
+_NO_VALUE = re.compile(r"(--?[A-Za-z][\w-]*)=--")
+
+
 class _Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
+        self._words: list[str] = []
         # argparse's own words are Python's: "invalid int value".
         self.register("type", int, _whole)
         self.register("type", float, _number)
@@ -95,6 +99,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             chosen.configure(command)
             if getattr(chosen, "TAKES_SCRIPT", False):
                 words, target = split_command(words)
+    for word in takewhile(lambda each: each != "--", words):
+        if found := _NO_VALUE.fullmatch(word):  # of which older Pythons' argparse makes an empty list
+            commands.choices.get(words[0], parser).error(f"argument {found[1]}: expected one argument")
     arguments, strange = parser.parse_known_args(words, argparse.Namespace(target=target))
     if strange:  # argparse would have `memadvisor --help` list the options, which has none of the command's
         commands.choices.get(arguments.command, parser).error(

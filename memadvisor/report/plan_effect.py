@@ -66,8 +66,8 @@ def _error(pair: Compared) -> str:
 def _table(compared: Comparison) -> str:
     plain, peak, step = compared.plain, compared.peak_bytes, compared.step_time_s
     rows = [
-        ("with it", PREDICTED, peak.predicted, step.predicted),
-        ("with it", MEASURED, peak.measured, step.measured),
+        ("with the plan", PREDICTED, peak.predicted, step.predicted),
+        ("with the plan", MEASURED, peak.measured, step.measured),
     ]
     head = '<tr><th></th><th class="number">peak</th><th class="number">step time</th></tr>'
     body = ""

@@ -124,7 +124,7 @@ td.inner:first-child{padding-left:1em;min-width:10rem}
 th.number,td.number{text-align:right}
 th:last-child,td:last-child{padding-right:0}
 table.effect{width:auto}
-table.effect td,table.effect th{padding-right:1.6rem}
+table.effect :is(td,th):not(:last-child){padding-right:1.6rem}
 tr.total td{font-weight:650;border-bottom:0}
 tbody tr:hover{background:var(--page)}
 .alert{background:var(--warning-back);color:var(--warning);border:1px solid currentColor;border-radius:8px;padding:.55rem .9rem;margin:0 0 1rem;overflow-wrap:anywhere}

@@ -36,6 +36,11 @@ def said(words, capsys):
         (["advise", "run", "--memory", "-1GiB"], "argument --memory: '-1GiB' is negative."),
         (["run", "--zero", "2"], "No script is named. Hint: memadvisor run [OPTIONS] train.py, or -m package.module."),
         (["profile", "-", "word"], "A script is not read from standard input where `-` stands."),
+        (["show", "run", "--hardware=--"], "memadvisor show: argument --hardware: expected one argument."),
+        (["check", "run", "--max-peak=--"], "memadvisor check: argument --max-peak: expected one argument."),
+        ([*SHAPE, "--dp=--"], "memadvisor estimate: argument --dp: expected one argument."),
+        (["run", "--plan=--", "train.py"], "memadvisor run: argument --plan: expected one argument."),
+        (["profile", "--joined", "samples/train_gpt.py"], "--joined and --again are for ranks that memadvisor starts itself."),
         ([*SHAPE, "--lora-rank", str(10**20)], "the rank of LoRA is 100000000000000000000. Hint: it is 1 to"),
     ],
 )  # fmt: skip
