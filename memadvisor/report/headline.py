@@ -143,7 +143,7 @@ def _why_no_mfu(view: RankView) -> str:
         return "No timed step was finished."
     return (
         f"No peak FLOP/s of {used.dtype or 'its dtype'} is known for {view.recorded.process.device_name}: measure it with "
-        "`memadvisor calibrate -o hardware.json` and pass --hardware hardware.json."
+        "`memadvisor calibrate -o hardware.json` and pass `--hardware hardware.json`."
     )
 
 

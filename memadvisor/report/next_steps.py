@@ -24,6 +24,7 @@ EXPOSED_WORTH_NAMING = 0.1
 UNEXPLAINED_WORTH_NAMING = 0.05
 # Of a model of 60 layers of 16 x 16 an operator takes 3 us of a CPU, with all around it, for 8 samples and 4 us for 512.
 SMALL_OPERATOR_S = 10e-6
+_MOSTLY = 0.5  # of what communication takes
 _MANY_OPERATORS = 100
 
 # Of each sort so many, that the whole is read in a minute.
@@ -213,11 +214,27 @@ def _less_exposed(view: RankView) -> str:
         return ". Much of that in a pipeline is waiting for another stage: more micro-batches, or evener stages, shorten it."
     if view.recorded.tensor_parallel:
         return "."
+    if waited := _mostly_waiting(view):
+        return waited
     way = ": more micro-batches between two updates, or larger ones, make it a smaller share"
     states = view.result.model_states
     is_whole = view.analysis.run.plan is None and states is not None and states.zero_stages == (0,)
     fewer = "; `run --all-reduce-bits 8` sends fewer bytes (lossy)" if is_whole else ""
     return f"{way}{fewer}."
+
+
+def _mostly_waiting(view: RankView) -> str:
+    """Where messages are short and ranks come late to them, which no smaller message mends."""
+    traffic, skew = view.result.communication, view.analysis.skew
+    if traffic is None or not traffic.time_s or (traffic.waiting_s or 0.0) < _MOSTLY * traffic.time_s:
+        return ""
+    late = None if skew is None else skew.straggler
+    whom = f", most for rank {late}" if late is not None and late != view.result.rank else ""
+    return (
+        f"; {format_fraction((traffic.waiting_s or 0.0) / traffic.time_s)} of all communication is waiting for other ranks"
+        f"{whom}: look at what makes them late (data, logging, a busier or slower machine), as smaller messages shorten the rest "
+        "alone."
+    )
 
 
 def _small_operators(view: RankView) -> Iterator[str]:

@@ -8,7 +8,9 @@ import torch
 
 import memadvisor
 from memadvisor.analyzers.analysis import analyze
+from memadvisor.report.next_steps import slow_parts
 from memadvisor.report.page import render
+from memadvisor.report.view import RankView
 from memadvisor.run.documents import Note
 from memadvisor.run.parallel_records import PipelineStage
 from tests.make_run import make_run
@@ -97,3 +99,21 @@ def test_of_a_damaged_run_more_steps_are_not_asked_for():
     assert "profile the script again" in steps and "more steps" not in steps
     assert "One is traced after the warm-up" not in page
     assert f"What can be read of this run holds {len(run.ranks[0].steps)} steps of this rank" in page
+
+
+def _first_view(run):
+    analysis = analyze(run)
+    return RankView(analysis, run.ranks[0], analysis.ranks[0], 300)
+
+
+def test_where_communication_is_waiting_for_a_late_rank_smaller_messages_are_not_the_way():
+    """Ranks begin 0, 20, 40 and 60 ms late, and a transfer takes 10 ms: whoever is early waits for rank 3."""
+    late, even = (_first_view(make_run(num_ranks=4, rank_delay_s=delay_s)) for delay_s in (0.02, 0.0))
+    (said,) = [text for text in slow_parts(late) if text.startswith("Communication")]
+
+    assert (
+        "of all communication is waiting for other ranks, most for rank 3: look at what makes them late"
+        in said
+    )
+    assert "micro-batches" not in said and "bits" not in said
+    assert not any("makes them late" in text for text in slow_parts(even))
