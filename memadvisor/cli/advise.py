@@ -200,7 +200,7 @@ def _print(advice: Advice, run: Run, console: Console, output: str | None) -> No
     ranks = counted(advice.num_ranks, "rank")
     console.print(
         Text(
-            f"Budget {format_bytes(advice.budget_bytes)} a rank, {ranks}. Measured without a plan"
+            f"Budget {format_bytes(advice.budget_bytes)} a rank, {ranks}{_fitting(advice)}. Measured without a plan"
             f"{_recorded_size(advice)}: peak {format_bytes(advice.measured_peak_bytes)}, step "
             f"{format_seconds(advice.measured_step_time_s)}. Everything below is predicted{_asked_size(advice)}."
         )
@@ -270,6 +270,11 @@ def _print_beside(advice: Advice, console: Console) -> None:
         console.print(printable(_learnt_text(advice.learnt)))
     for note in advice.notes:
         console.print(printable(f"Note: {note}"))
+
+
+def _fitting(advice: Advice) -> str:
+    """Where nothing fits that is the answer; what would be enough stands at the end."""
+    return ": nothing fits" if advice.best is None and advice.named is None else ""
 
 
 def _recorded_size(advice: Advice) -> str:

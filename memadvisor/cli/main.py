@@ -36,6 +36,14 @@ COMMANDS = {
 }
 
 
+_BEGINNING = """\
+begin with a script as it stands:
+  memadvisor profile train.py                        record it, write a report
+  memadvisor advise RUN --memory 24GiB -o plan.json  what to change, and why
+  memadvisor run --plan plan.json train.py           change it; was that true?
+
+`memadvisor COMMAND --help` lists a command's options.
+"""
 _NO_VALUE = re.compile(r"(--?[A-Za-z][\w-]*)=--")
 
 
@@ -85,7 +93,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     parser = _Parser(
         prog="memadvisor",
-        description="What to change when PyTorch training does not fit",
+        description="Where memory and time of a PyTorch training go, and what to change",
+        epilog=_BEGINNING,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=True,
         allow_abbrev=False,
     )

@@ -151,7 +151,7 @@ def _kept(view: RankView) -> str:
     kept, states = view.result.activations, view.result.model_states
     if kept is None:
         return _card("Kept for the backward", None, view.why_untraced, "")
-    lines = f"{len(kept.units)} unit{'' if len(kept.units) == 1 else 's'} keep it"
+    lines = "1 unit keeps it" if len(kept.units) == 1 else f"{len(kept.units)} units keep it"
     if kept.moved_bytes:
         lines += f"; {format_bytes(kept.moved_bytes)} of it away on another tier in between"
     if states is not None:

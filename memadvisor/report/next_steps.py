@@ -108,7 +108,8 @@ def _memory(view: RankView) -> Iterator[str]:
         yield temporary
     yield from own_tensors(view)
     if shares["activation"] >= WORTH_NAMING:
-        most = max(kept.units, key=lambda unit: unit.saved_bytes) if kept and kept.units else None
+        # Of one alone, as of a compiled model, it says nothing.
+        most = max(kept.units, key=lambda unit: unit.saved_bytes) if kept and len(kept.units) > 1 else None
         where = f" {unit_name(most.name)} keeps most, {format_bytes(most.saved_bytes)}." if most else ""
         yield (
             f"Activations are {format_fraction(shares['activation'])} of the peak.{where} "

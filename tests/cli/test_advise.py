@@ -149,6 +149,7 @@ def test_nothing_fits_says_the_smallest_budget_writes_nothing_and_exits_1(run_pa
     assert not output.exists()
     text = capsys.readouterr().out
     text = " ".join(text.split())
+    assert text.startswith("Budget 1000 B a rank, 2 ranks: nothing fits. Measured without a plan: ")
     assert "smallest budget that would is" in text
     assert "micro-batches as they are" not in text
 

@@ -94,3 +94,14 @@ def test_a_working_directory_that_was_deleted_is_one_line(tmp_path, words):
 
     assert ended.returncode == 2 and ended.stdout == ""
     assert ended.stderr.count("\n") == 1 and "The working directory has been deleted." in ended.stderr
+
+
+def test_help_says_how_to_begin_within_eighty_columns(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+
+    out = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert "  memadvisor profile train.py  " in out and "  memadvisor run --plan plan.json train.py  " in out
+    assert max(map(len, out.splitlines())) <= 80

@@ -8,7 +8,8 @@ import torch
 
 import memadvisor
 from memadvisor.analyzers.analysis import analyze
-from memadvisor.report.next_steps import slow_parts
+from memadvisor.report.headline import headline
+from memadvisor.report.next_steps import next_steps, slow_parts
 from memadvisor.report.page import render
 from memadvisor.report.view import RankView
 from memadvisor.run.documents import Note
@@ -117,3 +118,15 @@ def test_where_communication_is_waiting_for_a_late_rank_smaller_messages_are_not
     )
     assert "micro-batches" not in said and "bits" not in said
     assert not any("makes them late" in text for text in slow_parts(even))
+
+
+def test_a_model_of_one_unit_is_not_said_to_keep_most_of_itself():
+    view = _first_view(make_run(num_ranks=1, micro_batch_size=32))
+    first, *_ = view.result.activations.units
+    alone = dataclasses.replace(view.result.activations, units=(first,))
+    single = dataclasses.replace(view, result=dataclasses.replace(view.result, activations=alone))
+
+    for each, is_named in ((view, True), (single, False)):
+        said = " ".join(step.text for step in next_steps(each))
+        assert ("Activations are" in said, "keeps most" in said) == (True, is_named)
+    assert "1 unit keeps it" in headline(single).text
