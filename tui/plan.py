@@ -37,13 +37,17 @@ _UNITS = (Column("unit"), Column("forward"), Column("elsewhere"))
 _UNITS_OF_SEVERAL_RANKS = (*_UNITS, Column("ZeRO stage", is_number=True))
 
 
+class Lanes(Static, can_focus=True):
+    """Takes the focus, so that a small screen, which has it below its edge, comes to it by Tab."""
+
+
 class PlanPane(Pane):
     """Predicted and measured in one table, lane by lane below it, the plan's units in another table."""
 
     def content(self) -> ComposeResult:
         yield Static(id="plan-summary", markup=False)
         yield row_table("plan-compared")
-        yield Static(id="plan-lanes", markup=False)
+        yield Lanes(id="plan-lanes", markup=False)
         yield row_table("plan-units")
 
     def missing(self, view: View) -> str | None:
@@ -60,7 +64,10 @@ class PlanPane(Pane):
         compared.display = found is not None
         if found is not None:
             refill(compared, _COMPARED, _compared_rows(found))
-        self.query_one("#plan-lanes", Static).update(lines(self._lanes(view)))
+        drawn = self._lanes(view)
+        lanes = self.query_one("#plan-lanes", Lanes)
+        lanes.display = bool(drawn)
+        lanes.update(lines(drawn))
         units = self.query_one("#plan-units", DataTable)
         units.display = bool(plan.units)
         columns = _UNITS if plan.num_ranks == 1 else _UNITS_OF_SEVERAL_RANKS

@@ -26,6 +26,7 @@ CommunicationPane DataTable { height: auto; max-height: 50%; margin: 0 0 1 0; }
 PlanPane > .content { overflow-y: auto; }
 PlanPane DataTable { height: auto; max-height: 60%; margin: 1 0; }
 #plan-lanes { padding: 0 1; }
+#plan-lanes:focus { background-tint: $foreground 3%; }
 #notes-text { padding: 0 1; }
 HelpScreen { align: center middle; }
 HelpScreen > VerticalScroll {

@@ -625,3 +625,18 @@ def test_the_plans_lanes_stand_on_one_axis_with_what_was_measured(tmp_path):
         assert any("not measured" in line for head, line in rows.items() if head.startswith("disk, measured"))
 
     drive(write_run(run, tmp_path / "run"), scenario, (140, 70))
+
+
+def test_the_plans_lanes_are_reached_by_tab_on_a_small_screen(tmp_path):
+    timeline = (LaneInterval("compute", "forward of blocks.0", 0.0, 0.05),)
+    run = make_run(plan=dataclasses.replace(PLAN, timeline=timeline))
+
+    async def scenario(app, pilot):
+        await pilot.press("7")
+        await settle(app, pilot)
+        assert "▒" not in screen_text(app)
+        await pilot.press("tab")
+        await settle(app, pilot)
+        assert "compute, predicted: 50.0 ms" in screen_text(app)
+
+    drive(write_run(run, tmp_path / "run"), scenario, (80, 24))
