@@ -2,7 +2,7 @@
 
 Three clocks stand beside each other and are never mixed. What was predicted is of a steady step. Compute is measured of the
 timed step whose time is nearest to the median. Collectives are seen in the traced step alone, which takes longer; so its
-compute is there again, to read them by.
+compute is there again, to read them by. Of a pipeline each rank has a row of its own: the passes of its micro-batches.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from memadvisor.analyzers.comparison import Compared, Comparison
 from memadvisor.analyzers.evaluation import without_evaluated_units
 from memadvisor.analyzers.sides import started_s, traced_collectives
 from memadvisor.cost.places import place_in
-from memadvisor.cost.timeline import joined
-from memadvisor.plan import LaneInterval
+from memadvisor.cost.timeline import joined, kind_word
+from memadvisor.plan import LaneInterval, Plan
 from memadvisor.run.records import Span, Step
 from memadvisor.run.run import RankRun
 from memadvisor.schedule import Lane
@@ -29,13 +29,14 @@ _LEARNT = 0.005  # of the step: less is rounding
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneRow:
     """A lane by one clock, which `basis` names. `intervals` None: not measured, for the reason `why`. `step_s`: of the whole
-    step by that clock."""
+    step by that clock. `rank`: whose passes they are, of a pipeline; else None."""
 
     lane: str
     basis: str
     intervals: tuple[LaneInterval, ...] | None
     step_s: float
     why: str = ""
+    rank: int | None = None
 
     @property
     def is_predicted(self) -> bool:
@@ -44,12 +45,13 @@ class LaneRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedLanes:
-    """Rows of one rank, by lane, the predicted one of each first; what step and exposed communication took.
+    """Rows of one rank, by lane, or of all ranks of a pipeline (`rank` None), the predicted one of each first; what step and
+    exposed communication took, the latter of one rank alone.
 
     `unlearnt_s`: where the lanes end as they were played, if earlier runs have taught that the step takes another time.
     """
 
-    rank: int
+    rank: int | None
     rows: tuple[LaneRow, ...]
     step_time_s: Compared
     exposed_communication_s: Compared
@@ -64,6 +66,8 @@ class PlannedLanes:
 def planned_lanes(analysis: Analysis) -> PlannedLanes | None:
     """Of the slowest rank, which the comparison is of too. None without a plan that tells its lanes, or without a step."""
     plan, compared = analysis.run.plan, analysis.comparison
+    if plan is not None and any(own.timeline is not None for own in plan.ranks):
+        return _stage_lanes(analysis, plan)
     if plan is None or plan.timeline is None or plan.prediction is None or compared is None:
         return None
     timed = [
@@ -83,6 +87,53 @@ def planned_lanes(analysis: Analysis) -> PlannedLanes | None:
         exposed_communication_s=_exposed(compared, plan.prediction.exposed_communication_s),
         unlearnt_s=ended_s if abs(step_s - ended_s) > _LEARNT * step_s else None,
     )
+
+
+def _stage_lanes(analysis: Analysis, plan: Plan) -> PlannedLanes | None:
+    """Every rank's passes, above those of a timed step of its own."""
+    compared, times = analysis.comparison, {rank.rank: rank.step_time for rank in analysis.ranks}
+    if compared is None or plan.prediction is None:
+        return None
+    step_s, recorded = plan.prediction.step_time_s, {rank.process.rank: rank for rank in analysis.run.ranks}
+    rows = []
+    for own in plan.ranks:
+        rank, time = recorded.get(own.rank), times.get(own.rank)
+        if own.timeline is None or rank is None or time is None:
+            continue
+        compute = Lane.COMPUTE.value
+        rows.append(
+            LaneRow(lane=compute, basis=PREDICTED, intervals=own.timeline, step_s=step_s, rank=own.rank)
+        )
+        step = _typical_step(rank, time.median_s)
+        passes = tuple(_passes(rank, step, own.timeline))
+        basis = f"measured, step {step.index}"
+        rows.append(
+            LaneRow(lane=compute, basis=basis, intervals=passes, step_s=step.duration_s, rank=own.rank)
+        )
+    nothing = Compared(predicted=None, measured=None)
+    return (
+        PlannedLanes(
+            rank=None, rows=tuple(rows), step_time_s=compared.step_time_s, exposed_communication_s=nothing
+        )
+        if rows
+        else None
+    )
+
+
+def _passes(rank: RankRun, step: Step, predicted: Sequence[LaneInterval]) -> Iterator[LaneInterval]:
+    """Forwards and backwards of a step, named as the predicted ones of the same place in the order of their kind."""
+    spans = [span for span in rank.spans if span.step == step.index]
+    for kind in ("forward", "backward", "optimizer"):
+        own = sorted((span for span in spans if span.kind == kind), key=lambda span: span.start_s)
+        names = [each.label for each in predicted if kind_word(each.label) == kind]
+        labels = names if len(names) == len(own) else [place_in(kind, None)] * len(own)
+        for span, label in zip(own, labels, strict=True):
+            start_s, end_s = span.start_s - step.start_s, span.end_s - step.start_s
+            yield LaneInterval(Lane.COMPUTE.value, label, start_s, end_s)
+
+
+def _typical_step(rank: RankRun, median_s: float) -> Step:
+    return min(rank.steps_with_units(), key=lambda each: abs(each.duration_s - median_s))
 
 
 def _exposed(compared: Comparison, predicted_s: float) -> Compared:
@@ -108,7 +159,7 @@ def _rows(
 
 
 def _measured_compute(rank: RankRun, median_s: float, *, is_traced_shown: bool) -> Iterator[LaneRow]:
-    step = min(rank.steps_with_units(), key=lambda each: abs(each.duration_s - median_s))
+    step = _typical_step(rank, median_s)
     yield _compute_row(rank, step, f"measured, step {step.index}")
     traced = rank.traced_step
     if traced is not None and is_traced_shown:

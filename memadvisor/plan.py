@@ -139,13 +139,14 @@ class LaneInterval(NamedTuple):
 class RankPlan:
     """What one rank does, where each has models, or parts of them, of its own: stages of a pipeline, or tensor
     parallelism. Fields are those of `Plan`, for the rank by itself. `prediction`: of its own peak; its step is that of
-    all ranks together."""
+    all ranks together. `timeline`: of a stage its micro-batches' passes, from the start of the pipeline's first one on."""
 
     rank: int
     fingerprint: str
     units: tuple[UnitPlan, ...]
     models: tuple[PlannedModel, ...] = ()
     prediction: Prediction | None = None
+    timeline: tuple[LaneInterval, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,6 +50,8 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
     value["units"] = [_unit_to_json(unit) for unit in plan.units]
     for written, rank in zip(value["ranks"], plan.ranks, strict=True):
         written["units"] = [_unit_to_json(unit) for unit in rank.units]
+        if rank.timeline is None:
+            del written["timeline"]
     for field in dataclasses.fields(plan):
         if field.name not in _OLDEST and getattr(plan, field.name) == field.default:
             del value[field.name]
@@ -184,6 +186,7 @@ def _rank_from_json(value: JsonField) -> RankPlan:
         units=tuple(_unit_from_json(unit) for unit in value["units"]),
         models=tuple(_model_from_json(model) for model in value.get("models", ())),
         prediction=value.get("prediction").maybe(_prediction_from_json),
+        timeline=value.get("timeline").maybe(_timeline_from_json),
     )
 
 

@@ -13,7 +13,7 @@ from memadvisor.compression import Compression
 from memadvisor.errors import PlanError, UsageError
 from memadvisor.executors import Algorithm, algorithm_for
 from memadvisor.local_sgd import LocalSgd, parse_local_sgd
-from memadvisor.plan import LaneInterval, Plan, Prediction, UnitPlan, fingerprint
+from memadvisor.plan import LaneInterval, PlainRun, Plan, Prediction, RankPlan, UnitPlan, fingerprint
 from memadvisor.plan_checks import check_plan
 from memadvisor.plan_file import load_plan, plan_from_json, plan_to_json, save_plan
 from memadvisor.planning.reasons import stages_text
@@ -107,6 +107,7 @@ PLAN = Plan(
     budget_bytes=2**30,
     why="it fits",
     precision=Precision(param_dtype="float32", reduce_dtype="float32"),
+    plain=PlainRun(peak_bytes=2 * 10**9, step_time_s=0.4, num_ranks=2),
     timeline=(
         LaneInterval("compute", "forward of blocks.0", 0.0, 0.25),
         LaneInterval("disk", "prefetch", 0.1, 0.5),
@@ -451,3 +452,17 @@ def test_a_file_has_each_interval_of_the_timeline_on_a_line_of_its_own(tmp_path)
     assert '\n  ["compute", "forward of blocks.0", 0.0, 0.25],\n' in text
     assert json.loads(text) == json.loads(json.dumps(plan_to_json(PLAN)))
     assert load_plan(tmp_path / "plan.json") == PLAN
+
+
+def test_passes_of_a_pipelines_rank_come_back_as_they_were_written():
+    lanes = (LaneInterval("compute", "forward of micro-batch 0", 0.0, 0.5),)
+    ranks = tuple(
+        RankPlan(rank=rank, fingerprint="f", units=PLAN.units[1:], timeline=own)
+        for rank, own in enumerate((lanes, None))
+    )
+    plan = Plan(num_ranks=2, zero_stage=0, policy="chosen", ranks=ranks)
+
+    value = json.loads(json.dumps(plan_to_json(plan)))
+
+    assert "timeline" in value["ranks"][0] and "timeline" not in value["ranks"][1]
+    assert plan_from_json(value, "plan") == plan

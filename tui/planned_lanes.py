@@ -8,7 +8,7 @@ from rich.text import Text
 
 from memadvisor.analyzers.planned_lanes import LaneRow, PlannedLanes
 from memadvisor.plan import LaneInterval
-from memadvisor.report.planned_lanes import LANE_NAMES, errors_in_words, kind_of, remarks_in_words
+from memadvisor.report.planned_lanes import errors_in_words, kind_of, lane_name, remarks_in_words
 from memadvisor.tui.drawing import CATEGORY_COLORS, PHASE_COLORS
 from memadvisor.tui.text import flow, paragraph
 from memadvisor.units import format_seconds
@@ -25,7 +25,7 @@ def lane_lines(found: PlannedLanes, width: int) -> list[Text]:
     num_cells = max(10, width - longest - 1)
     return [
         Text(""),
-        paragraph(("Lanes ", "bold"), f"of rank {found.rank}. {errors_in_words(found)}"),
+        paragraph(("Lanes ", "bold"), f"of {_whose(found)}. {errors_in_words(found)}"),
         *(
             Text.assemble(f"{head:<{longest}} ", _drawn(row, num_cells, found.longest_s), no_wrap=True)
             for head, row in zip(heads, found.rows, strict=True)
@@ -35,9 +35,13 @@ def lane_lines(found: PlannedLanes, width: int) -> list[Text]:
     ]
 
 
+def _whose(found: PlannedLanes) -> str:
+    return "every rank" if found.rank is None else f"rank {found.rank}"
+
+
 def _head(row: LaneRow) -> str:
     step = f": {format_seconds(row.step_s)}" if row.step_s and row.lane == "compute" else ""
-    return f"{LANE_NAMES[row.lane]}, {row.basis.removeprefix('measured, ')}{step}"
+    return f"{lane_name(row)}, {row.basis.removeprefix('measured, ')}{step}"
 
 
 def _drawn(row: LaneRow, num_cells: int, longest_s: float) -> Text:

@@ -16,6 +16,12 @@ def place_in(phase: str, unit: str | None) -> str:
     return f"{phase} outside any unit" if unit is None else f"{phase} of {unit or 'the model itself'}"
 
 
+def pass_text(phase: str, micro_batch: int, stage: int | None) -> str:
+    """A micro-batch's way through a stage of a pipeline; `stage` where a rank has several."""
+    of_stage = "" if stage is None else f", stage {stage}"
+    return f"{phase} of micro-batch {micro_batch}{of_stage}"
+
+
 def second_run_of(stretch: Stretch) -> str:
     """Where units run again."""
     return f"recomputation of {stretch[0]}" + (f" to {stretch[-1]}" if len(stretch) > 1 else "")

@@ -11,16 +11,17 @@ stages average their gradients, it is the longest one's.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memadvisor.analyzers.captured_pipeline import captured_pipelines
 from memadvisor.cost.pipelines.captured import CapturedPipeline, PlayedPipeline
 from memadvisor.cost.pipelines.work import Kind, Work
+from memadvisor.cost.places import pass_text
 from memadvisor.cost.simulation import Simulation
 from memadvisor.cost.step import CapturedStep
 from memadvisor.cost.transfers import TransferTimes
 from memadvisor.hardware.hardware import Hardware
-from memadvisor.plan import Plan, RankPlan
+from memadvisor.plan import LaneInterval, Plan, RankPlan
 from memadvisor.planning.advice_notes import rates_text, size_notes
 from memadvisor.planning.budget import card_notes
 from memadvisor.planning.by_rank import front_of_points, plan_of_ranks, rank_plans
@@ -104,6 +105,13 @@ class _Place:
         return self.pipeline.steps[self.position]
 
 
+def _pass_of(place: _Place, work: Work) -> tuple[str, int, int | None]:
+    """Phase, micro-batch, and the stage where the rank has several."""
+    stages = place.pipeline.stages[place.position]
+    phase = next(phase for phase, kind in _KINDS.items() if kind is work.kind)
+    return phase, work.microbatch, work.chunk if len(stages) > 1 else None
+
+
 class PipelineSearch:
     """Choices of all ranks of pipelines beside each other, for any budget. `ranks`: in the order of the processes."""
 
@@ -131,6 +139,19 @@ class PipelineSearch:
 
     def play(self, choices: Choices) -> list[PlayedPipeline]:
         return [pipeline.play(self._added_s(pipeline, choices)) for pipeline in self.pipelines]
+
+    def timelines(self, choices: Choices) -> list[tuple[LaneInterval, ...]]:
+        """By rank, its pieces from the start of the pipeline's first one on."""
+        played = {id(each): each.pieces(self._added_s(each, choices)) for each in self.pipelines}
+        return [
+            tuple(
+                LaneInterval(
+                    Lane.COMPUTE.value, pass_text(*_pass_of(place, piece.work)), piece.start_s, piece.end_s
+                )
+                for piece in played[id(place.pipeline)][place.position]
+            )
+            for place in self.places
+        ]
 
     def _added_s(self, pipeline: CapturedPipeline, choices: Choices) -> dict[Work, float]:
         """What a pipeline's pieces get longer by: second forwards, and waiting for transfers."""
@@ -240,6 +261,8 @@ def _plan(
     run: Run, search: PipelineSearch, choices: Choices, budget_bytes: int, point: PipelinePoint
 ) -> Plan:
     own = rank_plans(run, search.ranks, choices, point.step_time_s)
+    timelines = search.timelines(choices)
+    own = tuple(replace(each, timeline=lanes) for each, lanes in zip(own, timelines, strict=True))
     return plan_of_ranks(own, budget_bytes, _why(search.pipelines[0], own, point, budget_bytes))
 
 

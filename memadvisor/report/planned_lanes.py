@@ -41,7 +41,8 @@ def lanes_figure(analysis: Analysis) -> list[Block]:
     """The figure, or why there is none; nothing for what predicts nothing."""
     found, plan = planned_lanes(analysis), analysis.run.plan
     if found is not None:
-        return [_figure(found, f"slowest rank, {found.rank}" if len(analysis.ranks) > 1 else "")]
+        is_one = found.rank is not None and len(analysis.ranks) > 1
+        return [_figure(found, f"slowest rank, {found.rank}" if is_one else "")]
     if plan is None or plan.prediction is None:
         return []
     why = why_none(analysis)
@@ -52,7 +53,7 @@ def why_none(analysis: Analysis) -> str:
     """In a sentence, where a plan predicts and its lanes cannot stand beside what was measured."""
     plan = analysis.run.plan
     if plan is not None and plan.ranks:
-        return "The plan has choices of each rank, and its prediction is of peaks and of the whole step."
+        return "The plan has choices by rank, and its prediction is of their peaks and of the whole step."
     if plan is not None and plan.timeline is None:
         return "The plan is of a version that did not keep its lanes; one that is made anew has them."
     return "No timed step was finished."
@@ -67,7 +68,9 @@ def kind_of(each: LaneInterval) -> tuple[str, str]:
 
 def errors_in_words(found: PlannedLanes) -> str:
     """`Step: predicted 1.96 s, measured 2.07 s (5.1 % too short). Exposed communication: ...`."""
-    return f"Step: {_off(found.step_time_s)}. Exposed communication: {_off(found.exposed_communication_s)}."
+    exposed = found.exposed_communication_s
+    of_exposed = "" if exposed.predicted is None else f" Exposed communication: {_off(exposed)}."
+    return f"Step: {_off(found.step_time_s)}.{of_exposed}"
 
 
 def _off(pair: Compared) -> str:
@@ -87,6 +90,13 @@ def remarks_in_words(found: PlannedLanes) -> Iterator[str]:
             "Collectives are seen in the traced step alone, which tracing makes longer: read them by its compute. Exposed "
             "communication is measured as its share of that step."
         )
+    if found.rank is None:
+        yield (
+            "Predicted passes count from the pipeline's first one; a measured row begins with its own rank's step, and its "
+            "passes are named by their order. In gaps a rank waits for others, or does what is no pass. The step is "
+            "predicted as the median one with what the plan adds, and need not end where the played passes do."
+        )
+        return
     yield "Where compute waits, predicted lanes have a gap; what was measured has the wait inside the unit that waited."
     if found.unlearnt_s is not None:
         yield (
@@ -141,16 +151,21 @@ def _figure(found: PlannedLanes, basis: str) -> Figure:
 def _places(rows: Sequence[LaneRow]) -> Iterator[float]:
     """A place for each row, lanes apart from each other."""
     place = 0.0
-    for number, (_, members) in enumerate(groupby(rows, key=lambda row: row.lane)):
+    for number, (_, members) in enumerate(groupby(rows, key=lambda row: (row.rank, row.lane))):
         place += _GAP if number else 0.0
         for _ in members:
             yield place
             place += 1
 
 
+def lane_name(row: LaneRow) -> str:
+    """The lane; of a pipeline the rank."""
+    return LANE_NAMES[row.lane] if row.rank is None else f"rank {row.rank}"
+
+
 def _name(row: LaneRow) -> str:
     step = f": {format_seconds(row.step_s)}" if row.step_s and row.lane == "compute" else ""
-    return f"{LANE_NAMES[row.lane]}<br>{row.basis.removeprefix('measured, ')}{step}"
+    return f"{lane_name(row)}<br>{row.basis.removeprefix('measured, ')}{step}"
 
 
 def _bars(row: LaneRow, place: float, factor: float) -> dict[str, Any]:
@@ -176,7 +191,8 @@ def _bars(row: LaneRow, place: float, factor: float) -> dict[str, Any]:
 
 
 def _text(each: LaneInterval) -> str:
-    return shortened(each.label.partition(" of ")[2] or each.label, 18)
+    what = each.label.partition(" of ")[2].removeprefix("micro-batch ")
+    return shortened(what or each.label, 18)
 
 
 def _when(each: LaneInterval) -> str:

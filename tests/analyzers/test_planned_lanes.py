@@ -7,7 +7,7 @@ import pytest
 
 from memadvisor.analyzers.analysis import analyze
 from memadvisor.analyzers.planned_lanes import PREDICTED, planned_lanes
-from memadvisor.plan import LaneInterval, Plan, Prediction
+from memadvisor.plan import LaneInterval, Plan, Prediction, RankPlan
 from tests.make_run import make_run
 
 TIMELINE = (
@@ -131,3 +131,47 @@ def test_a_step_time_that_runs_have_corrected_is_not_where_the_lanes_end():
 )
 def test_without_a_timeline_or_a_step_there_are_none(changes):
     assert lanes_of(make_run(**{"traced_step": None, **changes})) is None
+
+
+PASSES = tuple(
+    LaneInterval("compute", f"{kind} of micro-batch {number}", 0.01 * place, 0.01 * place + 0.005)
+    for place, (kind, number) in enumerate([("forward", 0), ("forward", 1), ("backward", 0), ("backward", 1)])
+)
+STAGES = Plan(
+    num_ranks=2,
+    zero_stage=0,
+    prediction=PLAN.prediction,
+    ranks=tuple(RankPlan(rank=rank, fingerprint="", units=(), timeline=PASSES) for rank in range(2)),
+)
+
+
+def test_of_a_pipeline_every_rank_has_its_passes_above_those_of_a_step_of_its_own():
+    found = lanes_of(make_run(plan=STAGES, num_micro_batches=2))
+
+    assert found.rank is None
+    assert [(row.rank, row.is_predicted) for row in found.rows] == [
+        (0, True),
+        (0, False),
+        (1, True),
+        (1, False),
+    ]
+    measured = found.rows[1]
+    assert {each.label for each in measured.intervals} == {*(each.label for each in PASSES), "optimizer step"}
+    assert all(0 <= each.start_s < each.end_s <= measured.step_s for each in measured.intervals)
+    assert found.exposed_communication_s.predicted is None  # of one rank, it says nothing of a pipeline
+
+
+def test_passes_that_are_not_as_many_as_predicted_have_no_micro_batchs_name():
+    found = lanes_of(make_run(plan=STAGES, num_micro_batches=3))
+
+    assert {each.label for each in found.rows[1].intervals} == {
+        "forward outside any unit",
+        "backward outside any unit",
+        "optimizer step",
+    }
+
+
+def test_of_a_rank_whose_record_is_missing_there_is_no_row():
+    found = lanes_of(make_run(plan=STAGES, num_micro_batches=2, missing_ranks=(1,)))
+
+    assert {row.rank for row in found.rows} == {0}

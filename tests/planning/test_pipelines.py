@@ -68,6 +68,34 @@ def test_where_choices_are_many_the_programmes_find_one_as_fast(pipeline, share)
     assert exact.play(found).step_time_s == pytest.approx(exact.play(exact.fastest(budget)).step_time_s)
 
 
+@given(pipeline=pipelines())
+@settings(max_examples=20, deadline=None)
+def test_pieces_are_played_in_their_ranks_order_for_their_time_and_end_with_the_step(pipeline):
+    search = PipelineSearch(pipeline)
+    choices = [Chosen(frozenset(rank.step.recomputable)) for rank in search.ranks]
+
+    for chosen in ([Chosen()] * len(search.ranks), choices):
+        added_s = search._added_s(pipeline, chosen)
+        played = pipeline.pieces(added_s)
+        assert [tuple(piece.work for piece in own) for own in played] == list(pipeline.works)
+        pieces = [piece for own in played for piece in own]
+        for piece in pieces:
+            took_s = pipeline.seconds[piece.work] + added_s.get(piece.work, 0.0)
+            assert piece.end_s - piece.start_s == pytest.approx(took_s)
+        assert min(piece.start_s for piece in pieces) == 0
+        assert max(piece.end_s for piece in pieces) == pytest.approx(search.play(chosen)[0].step_s)
+
+
+def test_lanes_of_a_rank_are_its_micro_batches_passes():
+    search = PipelineSearch(a_pipeline([[(1_000_000, 0, 0.1)]] * 2, 2))
+
+    first, last = search.timelines([Chosen()] * 2)
+
+    assert {each.label for each in first} == {each.label for each in last}
+    assert [each.label for each in first][:2] == ["forward of micro-batch 0", "forward of micro-batch 1"]
+    assert first[0].start_s == 0 and last[0].start_s >= first[0].end_s
+
+
 def test_the_first_rank_recomputes_for_the_micro_batches_that_it_has_under_way():
     """Two units of a million bytes on each of three ranks: six, four and two of them are there at once."""
     unit = (1_000_000, 0, 0.1)

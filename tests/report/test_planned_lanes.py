@@ -7,7 +7,7 @@ from memadvisor.plan import LaneInterval
 from memadvisor.report.blocks import Figure, Missing
 from memadvisor.report.page import render
 from memadvisor.report.planned_lanes import lanes_figure
-from tests.analyzers.test_planned_lanes import PLAN, TIMELINE
+from tests.analyzers.test_planned_lanes import PLAN, STAGES, TIMELINE
 from tests.make_run import make_run
 
 
@@ -80,3 +80,14 @@ def test_names_stay_text():
         "predicted: forward of &lt;b&gt;x&lt;/b&gt;\\x1b, 80.0 ms from 0 s on"
     ]
     assert "<b>x</b>" not in render(analyze(make_run(plan=dataclasses.replace(PLAN, timeline=timeline))))
+
+
+def test_of_a_pipeline_each_rank_has_its_rows_and_the_note_says_how_they_begin():
+    figure = figure_of(STAGES, num_micro_batches=2)
+
+    ticks = figure.layout["yaxis"]["ticktext"]
+    assert [tick.partition(":")[0] for tick in ticks[:2]] == ["rank 0<br>predicted", "rank 0<br>step 5"]
+    assert "rank 1<br>predicted: 80.0 ms" in ticks
+    assert "Exposed communication" not in figure.note
+    assert "a measured row begins with its own rank's step" in figure.note
+    assert "0" in figure.traces[1]["text"]

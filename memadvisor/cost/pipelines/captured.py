@@ -7,9 +7,10 @@ rest of the measured step, and is taken to stay what it was.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,6 +26,14 @@ class PlayedPipeline:
 
     step_s: float
     busy_s: tuple[float, ...]
+
+
+class PlayedPiece(NamedTuple):
+    """In seconds from the start of the pipeline's first piece."""
+
+    work: Work
+    start_s: float
+    end_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +59,25 @@ class CapturedPipeline:
     def play(self, added_s: Mapping[Work, float]) -> PlayedPipeline:
         """With some pieces longer than they were."""
         graph, durations = self._graph, self._durations(added_s)
-        links = [link_s or 0.0 for link_s in self.link_s]
-        ends = play(graph, durations, links, self.is_blocking)
+        ends = self._ends(durations)
         _, makespan_s = spans(graph, durations, ends)
         busy = np.bincount(graph.device, weights=durations, minlength=len(self.works))
         return PlayedPipeline(step_s=makespan_s, busy_s=tuple(busy.tolist()))
+
+    def _ends(self, durations: Floats) -> Floats:
+        return play(self._graph, durations, [link_s or 0.0 for link_s in self.link_s], self.is_blocking)
+
+    def pieces(self, added_s: Mapping[Work, float]) -> tuple[tuple[PlayedPiece, ...], ...]:
+        """When each is done, by rank, in its order."""
+        durations = self._durations(added_s)
+        ends = self._ends(durations)
+        starts = ends - durations
+        first_s = float(starts.min())
+        found: list[list[PlayedPiece]] = [[] for _ in self.works]
+        rows = zip(self._graph.device.tolist(), self._works, starts.tolist(), ends.tolist(), strict=True)
+        for device, work, start_s, end_s in rows:
+            found[device].append(PlayedPiece(work, start_s - first_s, end_s - first_s))
+        return tuple(tuple(sorted(own, key=lambda piece: piece.start_s)) for own in found)
 
     @cached_property
     def plain(self) -> PlayedPipeline:
@@ -84,13 +107,13 @@ class CapturedPipeline:
         )
         return pipeline_graph(order)
 
-    def _durations(self, added_s: Mapping[Work, float]) -> Floats:
+    @cached_property
+    def _works(self) -> tuple[Work, ...]:
+        """In the graph's order of playing."""
         graph = self._graph
         kinds, chunks = np.divmod(graph.cost, self.num_stages)
-        works: Sequence[Work] = [
-            Work(Kind(kind), chunk, micro_batch)
-            for kind, chunk, micro_batch in zip(
-                kinds.tolist(), chunks.tolist(), graph.microbatch.tolist(), strict=True
-            )
-        ]
-        return np.array([self.seconds[work] + added_s.get(work, 0.0) for work in works])
+        rows = zip(kinds.tolist(), chunks.tolist(), graph.microbatch.tolist(), strict=True)
+        return tuple(Work(Kind(kind), chunk, micro_batch) for kind, chunk, micro_batch in rows)
+
+    def _durations(self, added_s: Mapping[Work, float]) -> Floats:
+        return np.array([self.seconds[work] + added_s.get(work, 0.0) for work in self._works])
