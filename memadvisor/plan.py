@@ -119,11 +119,13 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainRun:
-    """What the run that a plan was worked out from measured, without any plan: a rank's peak, and the median step."""
+    """What the run that a plan was worked out from measured, without any plan: a rank's peak, and the median step. None: of
+    which micro-batch is not told."""
 
     peak_bytes: int
     step_time_s: float
     num_ranks: int
+    micro_batch_size: int | None = None
 
 
 class LaneInterval(NamedTuple):

@@ -256,6 +256,7 @@ def _plain_from_json(value: JsonField) -> PlainRun:
         peak_bytes=value["peak_bytes"].typed(int),
         step_time_s=_seconds(value["step_time_s"]),
         num_ranks=value["num_ranks"].typed(int),
+        micro_batch_size=value["micro_batch_size"].typed(int, optional=True),
     )
 
 

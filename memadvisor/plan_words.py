@@ -78,6 +78,12 @@ def results_text(plan: Plan) -> str:
         return "other than without the plan, which is lossy"
     if plan.fused_updates or plan.chunked_loss is not None or plan.precision.has_masters:
         return "not bit for bit those without the plan"
+    if plan.plain is not None and plan.plain.micro_batch_size not in (None, plan.micro_batch_size):
+        return (
+            f"those of the script with micro-batches of {plan.micro_batch_size}: beside those of "
+            f"{plan.plain.micro_batch_size} sums are in another order, and what is worked out over a whole micro-batch "
+            "(batch norm, a contrastive loss) sees fewer samples"
+        )
     if plan.num_ranks > 1 and not plan.ranks:
         return "those without the plan, but for the order in which gradients are summed over ranks"
     return "bit for bit those without the plan"

@@ -107,7 +107,7 @@ PLAN = Plan(
     budget_bytes=2**30,
     why="it fits",
     precision=Precision(param_dtype="float32", reduce_dtype="float32"),
-    plain=PlainRun(peak_bytes=2 * 10**9, step_time_s=0.4, num_ranks=2),
+    plain=PlainRun(peak_bytes=2 * 10**9, step_time_s=0.4, num_ranks=2, micro_batch_size=4),
     timeline=(
         LaneInterval("compute", "forward of blocks.0", 0.0, 0.25),
         LaneInterval("disk", "prefetch", 0.1, 0.5),

@@ -145,6 +145,7 @@ def advise(
         peak_bytes=plain.peak_bytes,
         step_time_s=recorded.measured_step_time_s,
         num_ranks=run.manifest.world_size,
+        micro_batch_size=recorded_size,
     )
     whole = measured if micro_batch in (None, recorded_size) else None
     found = _found(search, splits(recorded, plain, recorded_size, search.may_show))

@@ -52,6 +52,11 @@ def test_the_same_is_said_in_a_sentence_and_in_json():
         ({"num_ranks": 1, "zero_stage": 0}, "bit for bit those without the plan"),
         ({}, "those without the plan, but for the order in which gradients are summed over ranks"),
         ({"fused_updates": True}, "not bit for bit those without the plan"),
+        (
+            {"micro_batch_size": 2, "plain": dataclasses.replace(PLAIN, micro_batch_size=8)},
+            "those of the script with micro-batches of 2: beside those of 8 sums are in another order, and what is worked "
+            "out over a whole micro-batch (batch norm, a contrastive loss) sees fewer samples",
+        ),
         ({"fused_updates": True, "autocast": "bf16"}, "other than without the plan, which is lossy"),
     ],
 )
