@@ -31,6 +31,18 @@ def lenders(rank: RankRun, pieces: Sequence[Piece], units: Collection[str]) -> l
     return [tuple(each) for each in found]
 
 
+def loans_ended(pieces: Sequence[Piece], lent: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """By piece: the units of whose backwards the last one in its micro-batch is that of a call which is lent there."""
+    backwards = [(place, piece) for place, piece in enumerate(pieces) if piece.phase == "backward"]
+    own = {(piece.micro_batch, piece.unit): place for place, piece in backwards}
+    last = {(piece.micro_batch, name): place for place, piece in backwards for name in lent[place]}
+    found: list[list[str]] = [[] for _ in pieces]
+    for (micro_batch, name), place in last.items():
+        if own.get((micro_batch, name), -1) < place:
+            found[place].append(name)
+    return [tuple(names) for names in found]
+
+
 def with_saved_by_callers(rank: RankRun, pieces: Sequence[Piece], units: Collection[str]) -> RankRun:
     """The same with what one of `units` saved in another's forward of the traced step being that other's."""
     starts = [piece.start_s for piece in pieces]

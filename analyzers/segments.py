@@ -15,7 +15,8 @@ from memadvisor.analyzers.derivatives import copies_released_s, with_derivatives
 from memadvisor.analyzers.fused_step import fused_seconds, with_fused_updates
 from memadvisor.analyzers.gradient_use import leaves_gradients_alone, updates_in_pieces
 from memadvisor.analyzers.late_backwards import with_forwards_of_their_backwards
-from memadvisor.analyzers.lent_modules import lenders, with_saved_by_callers
+from memadvisor.analyzers.lent_calls import with_lent_calls_inside
+from memadvisor.analyzers.lent_modules import lenders, loans_ended, with_saved_by_callers
 from memadvisor.analyzers.nested_backwards import with_nested_backwards
 from memadvisor.analyzers.observed_collectives import observed_collectives
 from memadvisor.analyzers.own_messages import with_own_messages
@@ -233,6 +234,7 @@ def _as_asked(
 ) -> RankRun:
     """The rank as it is planned for, but for a loss in chunks, whose passes are asked for more."""
     rank = with_nested_backwards(with_passes_apart(rank) if rank.pipeline_stages else rank)
+    rank = with_lent_calls_inside(rank)
     rank = with_derivatives_inside(rank) if has_derivatives else rank
     rank = rank if rank.pipeline_stages else with_forwards_of_their_backwards(rank)
     rank = with_fused_updates(rank) if asked.fused_updates else rank
@@ -336,9 +338,10 @@ def _segments(
             last_gradient_bytes=levels.last_gradient_bytes,
             live_gradients=alive,
             lenders=lenders_of,
+            loans_ended=ended,
         )
-        for piece, duration, levels, alive, lenders_of in zip(
-            pieces, durations, memory.levels, gradients, lent, strict=True
+        for piece, duration, levels, alive, lenders_of, ended in zip(
+            pieces, durations, memory.levels, gradients, lent, loans_ended(pieces, lent), strict=True
         )
     )
 

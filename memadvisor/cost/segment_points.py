@@ -30,9 +30,12 @@ def lent_before(schedule: Schedule, segment: Segment) -> Iterator[Lent]:
 
 
 def lent_after(schedule: Schedule, segment: Segment) -> Iterator[Lent]:
-    """What frees them behind it."""
+    """What frees them behind it, and what follows the backward of those that have none of their own."""
     if segment.phase == "forward":
         yield from _lent(schedule, segment, Point.AFTER_FORWARD, ActionKind.RELEASE)
+    for name in segment.loans_ended:
+        for action in schedule.at(Point.AFTER_BACKWARD, name):
+            yield Point.AFTER_BACKWARD, action
 
 
 def _lent(schedule: Schedule, segment: Segment, point: Point, kind: ActionKind) -> Iterator[Lent]:

@@ -176,8 +176,8 @@ class _Player:
     def _lend(self, lent: Iterator[tuple[Point, Action]], position: int, is_last: bool) -> None:
         """Units of which the segment calls modules; FSDP2 does not know of such calls."""
         for point, action in () if isinstance(self.engine, Fsdp2Memory) else lent:
-            following = position + (point in AFTER)
-            self._play_here(action, _Here(point, position, following, "passing_gradients", is_last))
+            here = _Here(point, position, position + (point in AFTER), "passing_gradients", is_last)
+            (self._page if self.pages.plays(action) else self._play_here)(action, here)
 
     def _meet(self, stage: int) -> None:
         """All ranks meet if a unit is of this stage or a higher one."""

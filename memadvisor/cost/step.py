@@ -57,6 +57,7 @@ class Segment:
     last_gradient_bytes: of the last gradient that is added to those of its unit: autograd holds it while what follows from
     that is begun. 0 where it becomes the unit's buffer.
     lenders: other units whose modules it calls, or is the backward of such calls of (two blocks that hold the same layer).
+    loans_ended: those of them of which no backward comes in a later segment of the micro-batch, their own neither.
     live_gradients: of several models, those of whose units gradients are there when it begins; None where the script has
     one.
     """
@@ -77,6 +78,7 @@ class Segment:
     walk: int = 0
     last_gradient_bytes: int = 0
     lenders: tuple[str, ...] = ()
+    loans_ended: tuple[str, ...] = ()
 
     @property
     def pass_number(self) -> int | None:
@@ -232,10 +234,9 @@ class CapturedStep:
     def forwards(self) -> Mapping[tuple[str | None, int | None], tuple[Segment, ...]]:
         """Forward segments by unit and pass."""
         found: dict[tuple[str | None, int | None], list[Segment]] = {}
-        for segment in self.segments:
-            if segment.phase == "forward":
-                found.setdefault((segment.unit, segment.pass_number), []).append(segment)
-        return {key: tuple(segments) for key, segments in found.items()}
+        for segment in (each for each in self.segments if each.phase == "forward"):
+            found.setdefault((segment.unit, segment.pass_number), []).append(segment)
+        return {key: tuple(own) for key, own in found.items()}
 
     @cached_property
     def forward_at(self) -> Mapping[tuple[str | None, int | None], int]:
@@ -277,11 +278,8 @@ class CapturedStep:
     @cached_property
     def backward_begins(self) -> Mapping[int | None, int]:
         """The first segment of each micro-batch's backward."""
-        found: dict[int | None, int] = {}
-        for position, segment in enumerate(self.segments):
-            if segment.phase in ("backward", "recompute"):
-                found.setdefault(segment.micro_batch, position)
-        return found
+        reversed_places = reversed([*enumerate(self.segments)])
+        return {s.micro_batch: place for place, s in reversed_places if s.phase in ("backward", "recompute")}
 
     @cached_property
     def inner_of(self) -> Mapping[tuple[str | None, int | None], tuple[Inner, ...]]:
@@ -372,24 +370,26 @@ class CapturedStep:
     def edges(self) -> tuple[tuple[bool, bool], ...]:
         """For each segment, whether its boundary is crossed before it, and after it.
 
-        A unit that runs in several pieces of one micro-batch (others run inside it) is entered before the
-        first and left after the last.
+        A unit that runs in several pieces of one micro-batch (others run inside it) is entered before the first and left
+        after the last, or where loans of it end.
         """
-        return self._edges([(s.phase, s.unit, s.micro_batch, s.walk) for s in self.segments])
+        edges = self._edges([(s.phase, s.unit, s.micro_batch, s.walk) for s in self.segments])
+        lent = {(name, s.micro_batch) for s in self.segments for name in s.loans_ended}
+        return tuple(
+            (enters, leaves and (s.phase != "backward" or (s.unit, s.micro_batch) not in lent))
+            for s, (enters, leaves) in zip(self.segments, edges, strict=True)
+        )
 
     @cached_property
     def call_edges(self) -> tuple[tuple[bool, bool], ...]:
-        """The same of each call of a unit that is called several times in a micro-batch."""
+        """The same of each call of a unit that is called several times."""
         return self._edges([(s.phase, s.unit, s.pass_number, s.walk) for s in self.segments])
 
     def _edges(
         self, keys: Sequence[tuple[str, str | None, int | None, int]]
     ) -> tuple[tuple[bool, bool], ...]:
-        first: dict[object, int] = {}
-        last: dict[object, int] = {}
-        for position, key in enumerate(keys):
-            first.setdefault(key, position)
-            last[key] = position
+        last = {key: position for position, key in enumerate(keys)}
+        first = {key: position for position, key in reversed([*enumerate(keys)])}
         edges = []
         for position, (segment, key) in enumerate(zip(self.segments, keys, strict=True)):
             is_units = segment.phase in ("forward", "backward") and segment.unit is not None
