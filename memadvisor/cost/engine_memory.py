@@ -184,6 +184,13 @@ class EngineMemory:
         """Bytes of gradients by unit: the buffer, and the shard of earlier micro-batches."""
         return dict(Counter(dict(self._buffers.items())) + Counter(dict(self._shards.items())))
 
+    def end_forward(self, arriving: dict[str, int]) -> None:
+        """Of stage 3, what was gathered ahead in the forward and not asked for is dropped."""
+        for name in [name for name in arriving if self.stages[name] == 3]:
+            del arriving[name]
+            self.gathered.discard(name)
+            self._unpacking.discard(name)
+
     def drop(self, names: Collection[str]) -> None:
         """A backward has ended: these were gathered ahead and are not needed, and whole gradients are reduced."""
         self._all_reduces.end()

@@ -230,11 +230,13 @@ class _Player:
         self._act(point, unit, position, position + is_over, is_last)
 
     def _turn(self, position: int, passing: str, is_last: bool) -> None:
-        """A segment begins with which the model's forward, or a backward, begins or ends."""
+        """With a segment the model's forward, or a backward, begins or ends."""
         if self.passing == "backward":
             self._end_backward(position, is_last)
         elif self.passing == "forward":
             self._act(Point.FORWARD_ENDS, "", position, position, is_last)
+            if isinstance(self.engine, EngineMemory):
+                self.engine.end_forward(self.collectives.arriving)
         self.passing = passing
         if passing:
             if passing == "forward":
@@ -375,10 +377,7 @@ class _Player:
         return most
 
     def _end_backward(self, following: int, is_last: bool) -> None:
-        """The end of a backward waits for all reductions, and drops what was gathered and not asked for.
-
-        `following`: the segment that comes after it.
-        """
+        """The end of a backward waits for all reductions, and drops what was gathered and not asked for."""
         self._act(Point.BACKWARD_ENDS, "", following, following, is_last)
         self.collectives.wait_for_reductions()
         self.pages.end_backward()

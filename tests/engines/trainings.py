@@ -179,7 +179,7 @@ def train(
         for micro_batch in range(training.accumulate):
             last = micro_batch == training.accumulate - 1
             with ddp.no_sync() if training.no_sync and not last else contextlib.nullcontext():
-                losses.append(_micro_batch(training, ddp, data, use_extra=(step + rank) % 3 == 0))
+                losses.append(micro_batch_loss(training, ddp, data, use_extra=(step + rank) % 3 == 0))
         if training.clip is not None:
             losses.append(float(nn.utils.clip_grad_norm_(ddp.parameters(), training.clip)))
         if each_step is not None:
@@ -190,7 +190,7 @@ def train(
     return losses, {name: value.clone() for name, value in ddp.module.state_dict().items()}
 
 
-def _micro_batch(training: Training, ddp: nn.Module, data: torch.Generator, use_extra: bool) -> float:
+def micro_batch_loss(training: Training, ddp: nn.Module, data: torch.Generator, use_extra: bool) -> float:
     words = torch.randint(0, 13, (4, 6), generator=data)
     options = {"use_extra": True} if training.unused and use_extra else {}
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=training.bf16):

@@ -5,6 +5,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from memadvisor.analyzers.segments import captured_step
+from memadvisor.cost.simulate import simulate
+from memadvisor.plan import UnitPlan
+from memadvisor.write_schedule import write_schedule
+from tests.cost.test_simulate import TIMES
+from tests.engines.trainings import make_plan
 from tests.planning.test_called_again import predicted_and_measured
 from tests.planning.test_moved_activations import WIDTH, Gpt, recorded
 
@@ -121,3 +126,16 @@ def test_calls_stay_apart_where_backwards_do_not_match_them():
 
     step = captured_step(recorded(Unneeded, 1, False)[0])
     assert sum(s.unit == "shared.1" and s.phase == "forward" for s in step.segments) == 8
+
+
+def test_what_comes_ahead_of_a_unit_that_is_called_once_more_at_the_end_goes_with_the_forward():
+    """Behind the model's own call of a layer comes, in a plan's order, the second block, which nobody asks for."""
+    step = captured_step(recorded(Last, 1, False)[0])
+    units = tuple(UnitPlan(name=unit.name, zero_stage=3, recompute=False) for unit in step.units)
+    plan = make_plan(2, units=units, overlap=True, gather_depth=1)
+    played = simulate(step, write_schedule(plan, step.units), TIMES)
+    backward = next(place for place, s in enumerate(step.segments) if s.phase == "backward")
+    held = [m.by_category_bytes["parameter"] for m in played.moments if m.segment >= backward]
+
+    first, before = held[0], min(m.by_category_bytes["parameter"] for m in played.moments)
+    assert first == before
