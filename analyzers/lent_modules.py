@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from memadvisor.analyzers.pieces import Piece
+from memadvisor.run.records import Unit
 from memadvisor.run.run import RankRun
 
 _PHASES = ("forward", "backward")
@@ -41,6 +42,21 @@ def loans_ended(pieces: Sequence[Piece], lent: Sequence[tuple[str, ...]]) -> lis
         if own.get((micro_batch, name), -1) < place:
             found[place].append(name)
     return [tuple(names) for names in found]
+
+
+def in_order_of_own_calls(
+    units: Sequence[Unit], pieces: Sequence[Piece], lent: Sequence[tuple[str, ...]]
+) -> tuple[Unit, ...]:
+    """Units in order of execution, those that are lent by calls that are not: what comes behind a block, and is brought in or
+    waited for there, is no layer that it calls. First come those that have no such call."""
+    names = {name for each in lent for name in each}
+    forwards = [piece.unit for piece in pieces if piece.phase == "forward"]
+    found = [unit for unit in units if unit.name not in names]
+    for unit in (each for each in units if each.name in names):
+        before = set(forwards[: forwards.index(unit.name)] if unit.name in forwards else ())
+        place = max((n + 1 for n, other in enumerate(found) if other.name in before), default=0)
+        found.insert(place, unit)
+    return tuple(found)
 
 
 def with_saved_by_callers(rank: RankRun, pieces: Sequence[Piece], units: Collection[str]) -> RankRun:

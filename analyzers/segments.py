@@ -16,7 +16,12 @@ from memadvisor.analyzers.fused_step import fused_seconds, with_fused_updates
 from memadvisor.analyzers.gradient_use import leaves_gradients_alone, updates_in_pieces
 from memadvisor.analyzers.late_backwards import with_forwards_of_their_backwards
 from memadvisor.analyzers.lent_calls import with_lent_calls_inside
-from memadvisor.analyzers.lent_modules import lenders, loans_ended, with_saved_by_callers
+from memadvisor.analyzers.lent_modules import (
+    in_order_of_own_calls,
+    lenders,
+    loans_ended,
+    with_saved_by_callers,
+)
 from memadvisor.analyzers.nested_backwards import with_nested_backwards
 from memadvisor.analyzers.observed_collectives import observed_collectives
 from memadvisor.analyzers.own_messages import with_own_messages
@@ -137,6 +142,7 @@ class RecordedStep:
         self._batch = _micro_batch_size(rank, step) if is_each_called_once(rank, step) else None
         self._gradients = live_gradients(rank, self._pieces)
         self._lenders = lenders(rank, self._pieces, {unit.name for unit in self._units})
+        self._units = in_order_of_own_calls(self._units, self._pieces, self._lenders)
         self._leaves_gradients_alone = all(map(leaves_gradients_alone, traced))
         self._updates_together = not asked.fused_updates and any(
             row.phase == "optimizer" and row.name.startswith("aten::_foreach_") for row in rank.operators

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from memadvisor.analyzers.lent_modules import lenders, with_saved_by_callers
+from memadvisor.analyzers.lent_modules import in_order_of_own_calls, lenders, with_saved_by_callers
 from memadvisor.analyzers.pieces import cut_step
 from tests.make_run import make_run
 
@@ -51,3 +51,17 @@ def test_what_a_lent_module_saves_is_the_units_that_calls_it():
     for (piece, _), row in zip(middles, found[::2], strict=True):
         is_caller = piece.unit and piece.phase in ("forward", "recompute")
         assert row.unit == (piece.unit if is_caller else "blocks.0")
+
+
+def test_units_are_ordered_by_calls_that_are_not_lent():
+    """What is lent alone comes first; what is called by itself too comes where it is."""
+    rank = make_run(num_blocks=3).ranks[0]
+    pieces = cut_step(rank.spans, rank.traced_step)
+    names = [unit.name for unit in rank.units]
+    alone = replace(rank.units[0], name="alone")
+    last = next(unit for unit in rank.units if unit.name == "blocks.2")
+    units = [last, *(unit for unit in rank.units if unit is not last), alone]
+    lent = [("alone", "blocks.2"), *((),) * (len(pieces) - 1)]
+
+    assert [unit.name for unit in in_order_of_own_calls(units, pieces, lent)] == ["alone", *names]
+    assert in_order_of_own_calls(rank.units, pieces, [()] * len(pieces)) == rank.units

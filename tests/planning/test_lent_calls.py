@@ -11,7 +11,7 @@ from memadvisor.write_schedule import write_schedule
 from tests.cost.test_simulate import TIMES
 from tests.engines.trainings import make_plan
 from tests.planning.test_called_again import predicted_and_measured
-from tests.planning.test_moved_activations import WIDTH, Gpt, recorded
+from tests.planning.test_moved_activations import DISK, WIDTH, Gpt, recorded
 
 
 class Handed(Gpt):
@@ -87,6 +87,27 @@ def test_blocks_run_again_with_what_they_are_handed(kind, num_micro_batches):
     assert (
         measured < 0.8 * recorded(kind, num_micro_batches, False)[0].ranks[0].traced_step.peak_allocated_bytes
     )
+
+
+@pytest.mark.parametrize("kind", [Handed, Last])
+def test_what_blocks_keep_is_gone_behind_the_next_block_and_not_behind_what_it_is_lent(kind):
+    """Units are named in order of execution, as `advise` names them: of what is lent, by calls that are not."""
+    run, losses = recorded(kind, 1, False)
+    step = captured_step(run)
+    away = {f"blocks.{n}" for n in (0, 1, 3)}
+    units = tuple(
+        UnitPlan(
+            name=u.name, zero_stage=0, recompute=False, activation_tier="disk" if u.name in away else "device"
+        )
+        for u in step.units
+    )
+    plan = make_plan(1, units=units)
+    predicted = simulate(step, write_schedule(plan, step.units), None, transfers=DISK).peak_bytes
+    applied, losses_applied = recorded(kind, 1, False, plan)
+
+    assert losses == losses_applied
+    assert applied.ranks[0].traced_step.peak_allocated_bytes == predicted
+    assert [u.name for u in step.units if u.name.startswith("blocks")] == [f"blocks.{n}" for n in range(4)]
 
 
 @pytest.mark.parametrize("kind", [Handed, First, Last])
