@@ -65,6 +65,11 @@ class Slot:
         base = self.flat.rank * self.flat.shard_numel
         return shard[low - base : high - base]
 
+    def own_elements(self, value: torch.Tensor) -> torch.Tensor:
+        """Those of a value of the parameter's shape that are this rank's, 1-D."""
+        low, high = self.own_range
+        return self.flattened(value)[low - self.start : high - self.start]
+
     def range_on(self, rank: int) -> tuple[int, int]:
         """Elements of the flat that are both this parameter's and that rank's."""
         base = rank * self.flat.shard_numel

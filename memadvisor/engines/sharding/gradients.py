@@ -1,7 +1,9 @@
 """What stands in `parameter.grad` where stages 2 and 3 keep this rank's shard of the gradient alone.
 
-It has the parameter's shape. Scaling and zeroing in place are done on the shard; reading it asks the
-other ranks for theirs. Anything else that writes into it is refused: it could not be kept.
+It has the parameter's shape. Reading it asks the other ranks for theirs. What changes it element by element is done on the
+shard, with the same elements of whatever else takes part; anything else that changes it is done on the whole gradient, of
+which this rank's elements are kept. All ranks do the same, as they do under DistributedDataParallel. A view of it (`grad[:10]`,
+`grad.view(-1)`) is one of the whole gradient whenever it is asked for values, and changes reach the shard through it.
 """
 
 from __future__ import annotations
@@ -9,17 +11,19 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map_only
 
+from memadvisor.engines.sharding import gradient_functions
 from memadvisor.engines.sharding.early_updates import EarlyUpdates
+from memadvisor.engines.sharding.elsewhere import Elsewhere, refused
 from memadvisor.engines.sharding.flat import Flat, Slot
 from memadvisor.engines.sharding.service import AnyService
 from memadvisor.engines.sharding.sharded_model import ShardedModel
-from memadvisor.errors import PlanError
 
 _aten = torch.ops.aten
 _ZEROING = {_aten.zero_, _aten._foreach_zero_}
@@ -28,15 +32,6 @@ _ELEMENTWISE = {
     *(_aten.zero_, _aten.mul_, _aten.div_, _aten.clamp_, _aten.clamp_min_, _aten.clamp_max_, _aten.fill_),
     *(_aten._foreach_zero_, _aten._foreach_mul_, _aten._foreach_div_),
     *(_aten._foreach_clamp_min_, _aten._foreach_clamp_max_, _aten.nan_to_num_),
-}
-# Collectives that write into what they are given; torch does not say so of them.
-_WRITING_COLLECTIVES = {
-    "allreduce_",
-    "allreduce_coalesced_",
-    "broadcast_",
-    "reduce_",
-    "recv_",
-    "recv_any_source_",
 }
 
 
@@ -49,7 +44,15 @@ class GradientShards:
     early: EarlyUpdates
 
 
-class ShardedGradient(torch.Tensor):
+class _OfGradients(Elsewhere):
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch types its `func` and `types` loosely
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return _dispatched(func, args, kwargs or {})
+
+
+class ShardedGradient(_OfGradients):
     """A gradient of which this process holds `piece()` only."""
 
     _slot: weakref.ref[Slot]
@@ -66,8 +69,6 @@ class ShardedGradient(torch.Tensor):
 
     def __init__(self, slot: Slot, shards: GradientShards) -> None:
         super().__init__()
-
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def piece(self) -> torch.Tensor:
         """This rank's elements, 1-D."""
@@ -116,62 +117,178 @@ class ShardedGradient(torch.Tensor):
         shards.service.fetch_gradients(slot.flat, full)
         return slot.view(full).clone()
 
-    # What torch does without its dispatcher, on memory that is not here: each on whole values.
-
-    def numpy(self, *, force: bool = False) -> Any:
-        """Whole values; writing into them changes nothing."""
-        return self.full().numpy(force=force)
-
-    def tolist(self) -> Any:
-        """Whole values."""
-        return self.full().tolist()
-
-    def __array__(self, dtype: Any = None) -> Any:
-        return self.full().__array__(dtype)  # type: ignore[no-untyped-call]
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self.full().__dlpack__(**options)
-
-    def __dlpack_device__(self) -> Any:
-        return torch.empty(0, device=self.device).__dlpack_device__()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
-        return memo.setdefault(id(self), self.full())  # type: ignore[no-any-return]
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.full().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
-
     def __repr__(self) -> str:  # type: ignore[override]  # torch's own has a private option
         slot = self._slot()
         dropped = slot is None or not slot.flat.has_gradient
         return f"ShardedGradient(shape={tuple(self.shape)})" if dropped else repr(self.full())
 
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]  # torch types its `func` and `types` loosely
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func.overloadpacket is _aten.detach:
-            return args[0]
-        if func.overloadpacket in _ELEMENTWISE and _only_first(args[1:], kwargs):
-            models = _shards_of(args)
-            for shards in models:
-                shards.sharded.meet_before_writes(shards.service.all_have_read)
+    def outline(self) -> torch.Tensor:
+        """Its form, without values."""
+        return torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device="meta")
+
+    def keep(self, full: torch.Tensor) -> None:
+        """Whole values that it has from here on."""
+        slot = self.slot
+        if full.shape != slot.shape:
+            raise refused(f"what makes it {tuple(full.shape)}, where it was {tuple(slot.shape)}")
+        with slot.flat.changing_gradient() as gradient:
+            slot.piece(gradient).copy_(slot.own_elements(full))
+
+
+class GradientView(_OfGradients):
+    """A view of a gradient of which this process holds a part: of the whole one, whenever it is asked."""
+
+    base: ShardedGradient
+    _steps: tuple[Callable[[torch.Tensor], torch.Tensor], ...]
+    _outline: torch.Tensor
+
+    @staticmethod
+    def __new__(
+        cls,
+        base: ShardedGradient,
+        steps: tuple[Callable[[torch.Tensor], torch.Tensor], ...],
+        outline: torch.Tensor,
+    ) -> GradientView:
+        view = torch.Tensor._make_wrapper_subclass(
+            cls,
+            outline.shape,
+            strides=outline.stride(),
+            storage_offset=outline.storage_offset(),
+            dtype=outline.dtype,
+            device=base.device,
+        )
+        view.base, view._steps, view._outline = base, steps, outline
+        return view
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__()
+
+    def full(self) -> torch.Tensor:
+        return self.of(self.base.full())
+
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """The view of the whole gradient."""
+        for step in self._steps:
+            whole = step(whole)
+        return whole
+
+    def outline(self) -> torch.Tensor:
+        """Its form, without values."""
+        return self._outline
+
+    @property
+    def steps(self) -> tuple[Callable[[torch.Tensor], torch.Tensor], ...]:
+        """What makes it of the whole gradient."""
+        return self._steps
+
+
+def _dispatched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if func.overloadpacket is _aten.detach:
+        return args[0]
+    gradients = _gradients_in(args[0]) if args else []
+    is_known = func.overloadpacket in _ELEMENTWISE and gradients and not _has_views(args[0])
+    if is_known and _only_first(args[1:], kwargs):
+        with _changing(gradients):
             for some in _by_flat(func, args):
                 _write_pieces(func, some, kwargs)
-            for shards in models:
-                shards.sharded.num_writes += 1  # who asks for gradients from here on waits for this write
-            return args[0]
-        name = func.overloadpacket.__name__
-        is_collective = func.namespace == "c10d" and name in _WRITING_COLLECTIVES
-        if is_collective or (func._schema.is_mutable and _writes_gradient(func, args)):
-            raise PlanError(
-                f"The script changes gradients by {name}, which cannot be done on the "
-                "shards that ZeRO stages 2 and 3 keep.",
-                hint="use --zero 1, which keeps whole gradients.",
-            )
-        full = tree_map_only(ShardedGradient, ShardedGradient.full, (args, kwargs))
-        return func(*full[0], **full[1])
+        return args[0] if func._schema.returns else None
+    if gradient_functions.is_writing_collective(func):
+        raise refused(func.overloadpacket.__name__)
+    written = gradient_functions.written(func, args, kwargs, Elsewhere)
+    if written:
+        if torch.Tag.inplace_view in func.tags:
+            raise refused(func.overloadpacket.__name__)
+        # A gradient of no dimension is a piece of one: which numbers count for the dtype would be another matter.
+        in_pieces = not _has_views(written) and all(tensor.dim() > 0 for tensor in written)
+        is_elementwise = in_pieces and gradient_functions.is_elementwise(func)
+        return (_write_elements if is_elementwise else _write_wholes)(func, args, kwargs, written)
+    if gradient_functions.gives_views(func) and isinstance(args[0], Elsewhere):
+        return _views(func, args[0], args[1:], kwargs)
+    full = tree_map_only(Elsewhere, lambda tensor: tensor.full(), (args, kwargs))
+    return func(*full[0], **full[1])
+
+
+def _views(func: Any, first: Any, rest: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    outlines = func(first.outline(), *rest, **kwargs)
+    steps = first.steps if isinstance(first, GradientView) else ()
+    base = first.base if isinstance(first, GradientView) else first
+    if isinstance(outlines, torch.Tensor):
+        return GradientView(base, (*steps, lambda whole: func(whole, *rest, **kwargs)), outlines)
+    return [
+        GradientView(base, (*steps, lambda whole, index=index: func(whole, *rest, **kwargs)[index]), outline)
+        for index, outline in enumerate(outlines)
+    ]
+
+
+@contextlib.contextmanager
+def _changing(gradients: list[ShardedGradient]) -> Iterator[None]:
+    """Around the change of them: every rank has read what was there before, and who asks from here on waits for it."""
+    models = {id(shards): shards for gradient in gradients if (shards := gradient.shards()) is not None}
+    for shards in models.values():
+        shards.sharded.meet_before_writes(shards.service.all_have_read)
+    yield
+    for shards in models.values():
+        shards.sharded.num_writes += 1
+
+
+def _write_wholes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[Elsewhere]) -> Any:
+    """On whole gradients, of which this rank keeps its elements."""
+    wholes: dict[int, torch.Tensor] = {}
+    given: dict[int, Elsewhere] = {}
+
+    def whole(tensor: Elsewhere) -> torch.Tensor:
+        base = _base(tensor)
+        if id(base) not in wholes:
+            wholes[id(base)] = base.full()
+        found = tensor.of(wholes[id(base)]) if isinstance(tensor, GradientView) else wholes[id(base)]
+        given[id(found)] = tensor
+        return found
+
+    mapped = tree_map_only(Elsewhere, whole, (args, kwargs))
+    result = func(*mapped[0], **mapped[1])
+    bases = list({id(base): base for base in map(_base, written)}.values())
+    with _changing(bases):
+        for base in bases:
+            base.keep(wholes[id(base)])
+    return tree_map_only(torch.Tensor, lambda tensor: given.get(id(tensor), tensor), result)
+
+
+def _write_elements(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[Elsewhere]
+) -> Any:
+    """On this rank's elements of all that takes part."""
+    gradients = [tensor for tensor in written if isinstance(tensor, ShardedGradient)]
+    is_list = isinstance(args[0], (list, tuple))
+    targets = list(args[0]) if is_list else [gradients[0]]
+
+    def elements(value: Any, target: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or (isinstance(value, ShardedGradient) and value is target):
+            return value
+        if isinstance(value, Elsewhere):
+            value = value.full()
+        if not isinstance(target, ShardedGradient) or value.dim() == 0:
+            return value
+        return target.slot.own_elements(value.expand(target.shape))
+
+    def of_all(value: Any) -> Any:
+        if is_list and isinstance(value, (list, tuple)):
+            return [elements(one, target) for one, target in zip(value, targets, strict=True)]
+        return elements(value, targets[0])
+
+    rest = [of_all(value) for value in args]
+    named = {name: of_all(value) for name, value in kwargs.items()}
+    with _changing(gradients), contextlib.ExitStack() as stack:
+        for flat in {id(g.slot.flat): g.slot.flat for g in gradients}.values():
+            stack.enter_context(flat.changing_gradient())
+        pieces = tree_map_only(ShardedGradient, ShardedGradient.piece, (rest, named))
+        func(*pieces[0], **pieces[1])
+    return gradients[0] if func._schema.returns else None
+
+
+def _base(tensor: Elsewhere) -> ShardedGradient:
+    found = tensor.base if isinstance(tensor, GradientView) else tensor
+    assert isinstance(found, ShardedGradient)
+    return found
 
 
 def _by_flat(func: Any, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
@@ -206,31 +323,22 @@ def _write_pieces(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
         func(*tree_map_only(ShardedGradient, ShardedGradient.piece, args), **kwargs)
 
 
-def _shards_of(args: tuple[Any, ...]) -> list[GradientShards]:
-    """Those of the models whose gradients these are."""
-    found: dict[int, GradientShards] = {}
+def _gradients_in(value: Any) -> list[ShardedGradient]:
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return [tensor for tensor in values if isinstance(tensor, ShardedGradient)]
 
-    def note(gradient: ShardedGradient) -> None:
-        shards = gradient.shards()
-        if shards is not None:
-            found[id(shards)] = shards
 
-    tree_map_only(ShardedGradient, note, args)
-    return list(found.values())
+def _has_views(value: Any) -> bool:
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return any(isinstance(tensor, GradientView) for tensor in values)
 
 
 def _only_first(rest: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether the other operands are plain numbers, or tensors of one number."""
     found: list[bool] = []
-    tree_map_only(torch.Tensor, lambda tensor: found.append(tensor.dim() == 0), (rest, kwargs))
+
+    def note(tensor: torch.Tensor) -> None:
+        found.append(tensor.dim() == 0 and not isinstance(tensor, Elsewhere))
+
+    tree_map_only(torch.Tensor, note, (rest, kwargs))
     return all(found)
-
-
-def _writes_gradient(func: Any, args: tuple[Any, ...]) -> bool:
-    for argument, value in zip(func._schema.arguments, args, strict=False):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found: list[Any] = []
-            tree_map_only(ShardedGradient, found.append, value)
-            if found:
-                return True
-    return False

@@ -157,7 +157,7 @@ class Reductions:
             if slot.flat.trainable and used[slot.index]:
                 slot.had_gradient = True
                 if slot.parameter.grad is None and slot.flat.stage < 2 and self._sync:
-                    slot.parameter.grad = self._gradient_view(slot)
+                    slot.parameter.grad = self._gradient_view(slot).data
         if not self._order_known:
             self._agree_on_order()
 
@@ -219,7 +219,7 @@ class Reductions:
                 if slot.has_hooks and not gradient.requires_grad:
                     gradient.data = view  # a hook may keep it, to look at the mean
                 else:
-                    parameter.grad = view
+                    parameter.grad = view.data  # `grad.detach_()` is for what is no view
         flat.ready.add(slot.index)
         if all(len(other.ready) == len(other.slots) for other in unit.trainable):
             self._unit_backward_ends(unit)
