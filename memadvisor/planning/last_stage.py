@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from memadvisor.analyzers.derivatives import differentiated_backwards
 from memadvisor.cost.step import CapturedStep
 from memadvisor.planning.compiled_models import keeps_parameters
 from memadvisor.run.run import Run
@@ -13,7 +14,12 @@ def last_stage(run: Run, step: CapturedStep) -> int:
     """The script's own FSDP2 shards what it shards, with any optimizer."""
     if whole_optimizer(run, step) is not None:
         return 0
-    return 2 if keeps_parameters(run, step) else 3
+    return 2 if keeps_parameters(run, step) or _is_differentiated(run, step) else 3
+
+
+def _is_differentiated(run: Run, step: CapturedStep) -> bool:
+    """Whether the loss is made of a derivative, whose graph keeps parameters as long as it lives."""
+    return bool(differentiated_backwards(run.rank(step.rank)))
 
 
 def whole_optimizer(run: Run, step: CapturedStep) -> str | None:
@@ -32,4 +38,9 @@ def stage_notes(run: Run, step: CapturedStep, num_ranks: int) -> Iterator[str]:
         yield (
             "No plan is of ZeRO stage 3: of what torch.compile has made, and of units that were not seen to run by themselves, "
             "`run` cannot free the parameters between their uses."
+        )
+    elif _is_differentiated(run, step):
+        yield (
+            "No plan is of ZeRO stage 3: the loss is made of a derivative (create_graph=True), whose graph keeps parameters that "
+            "stage 3 would free."
         )

@@ -66,6 +66,15 @@ def refusals(rank: int) -> dict[str, str]:
         loss = ddp(torch.zeros(2, 3, dtype=torch.long)).square().mean()
         torch.autograd.grad(loss, list(ddp.module.blocks[0].parameters()))
 
+    def derivative():
+        """A gradient penalty: the first backward's graph keeps parameters for the second."""
+        ddp = torch.nn.parallel.DistributedDataParallel(
+            torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
+        )
+        x = torch.ones(2, 4, requires_grad=True)
+        (slope,) = torch.autograd.grad(ddp(x).sum(), x, create_graph=True)
+        slope.square().mean().backward()
+
     own_group = [dist.new_group([one]) for one in range(dist.get_world_size())][rank]
 
     def over_some_ranks():
@@ -113,6 +122,7 @@ def refusals(rank: int) -> dict[str, str]:
     attempt("hook", make_plan(2, 0), hook)
     attempt("collective", make_plan(2, 2), own_collective)
     attempt("by parameters", make_plan(2, 3), by_parameters)
+    attempt("derivative", make_plan(2, 3, fingerprint=None), derivative)
     for stage in range(4):
         comes_again(stage)
     return told
@@ -131,6 +141,7 @@ def test_what_cannot_be_done_rightly_is_refused_in_one_line():
         "hook": "communication hooks",
         "collective": "changes gradients by allreduce_",
         "by parameters": "torch.autograd.grad",
+        "derivative": "a derivative that it differentiates once more",
         **{f"again {stage}": "comes again in one backward" for stage in range(4)},
     }
     for told in run_ranks(refusals, 2, timeout_s=60):

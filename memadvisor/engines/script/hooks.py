@@ -58,6 +58,7 @@ class Hooks:
         self._never_compiled: set[int] = set()  # modules by id; Dynamo cannot look through weak references
         self._observers: weakref.WeakSet[ModuleObserver] = weakref.WeakSet()
         self._depth = 0
+        self.makes_graph = False  # the backward that runs: create_graph=True
         self._calls = 0
         self._of_modules: tuple[RemovableHandle, ...] = ()
         self.listen_to_modules()
@@ -155,6 +156,8 @@ class Hooks:
             failed = True
             try:
                 if self._depth == 1:
+                    # After the tensors: their gradients, retain_graph, create_graph.
+                    self.makes_graph = bool(args[3] if len(args) > 3 else kwargs.get("create_graph"))
                     for observer in self._in_order():
                         observer.backward_begins()
                 result = original(*args, **kwargs)

@@ -34,6 +34,7 @@ from memadvisor.engines.sharding.saved import SavedParameters
 from memadvisor.engines.sharding.service import AnyService
 from memadvisor.engines.sharding.sharded_model import ShardedModel
 from memadvisor.engines.sharding.sources import Lates
+from memadvisor.errors import PlanError
 from memadvisor.run.cut import innermost, unwrap
 from memadvisor.schedule import Action, ActionKind, Point, Ranks, Schedule
 
@@ -225,6 +226,13 @@ class Executor:
             # An output that a unit is given and hands on (T5's position bias) has its gradient only when all whom it went
             # through are done with it: their parameters would come back, and stay until the backward ends.
             return
+        if unit.stage == 3 and self._hooks.makes_graph:
+            # What this backward keeps of parameters for the next one, which nothing announces, would be gone then.
+            raise PlanError(
+                "The script asks for a derivative that it differentiates once more (create_graph=True), for which ZeRO stage 3 "
+                "does not have the parameters.",
+                hint="use --zero 2, which keeps whole parameters.",
+            )
         for other in self.units.values():
             # Units without gradients of their own have no other sign that their backward is over.
             if other is not unit and other.stage == 3 and other.is_frozen_and_done:
