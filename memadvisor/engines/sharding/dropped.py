@@ -1,10 +1,30 @@
-"""Gradients that the script has dropped (`zero_grad`), and the buffers that go with them."""
+"""Gradients that the script has dropped (`zero_grad`), and the buffers that go with them.
+
+What it holds of a dropped gradient by another name would be the next gradient when it is looked at: it is told apart, and
+refused then.
+"""
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from types import SimpleNamespace
 
 import torch
 
 from memadvisor.engines.sharding.flat import Flat, Slot
+
+_PLACE = SimpleNamespace(token=object())
+_ALONE = sys.getrefcount(_PLACE.token)
+
+
+def leave_to_script(slots: Iterable[Slot]) -> None:
+    """Of gradients that are shards and are about to go: those that the script has dropped from their parameters and holds by
+    another name, or views of them."""
+    for slot in slots:
+        is_held = slot.token is not None and sys.getrefcount(slot.token) > _ALONE
+        if is_held and slot.parameter.grad is None and slot.flat.has_gradient:
+            slot.token = slot.token.leave()
 
 
 def let_go_of_dropped(flat: Flat) -> None:

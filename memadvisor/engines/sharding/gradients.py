@@ -24,6 +24,7 @@ from memadvisor.engines.sharding.elsewhere import Elsewhere, refused
 from memadvisor.engines.sharding.flat import Flat, Slot
 from memadvisor.engines.sharding.service import AnyService
 from memadvisor.engines.sharding.sharded_model import ShardedModel
+from memadvisor.errors import PlanError
 
 _aten = torch.ops.aten
 _ZEROING = {_aten.zero_, _aten._foreach_zero_}
@@ -57,6 +58,7 @@ class ShardedGradient(_OfGradients):
 
     _slot: weakref.ref[Slot]
     shards: weakref.ref[GradientShards]
+    _is_left: bool  # the script has dropped it, and holds it by another name
 
     @staticmethod
     def __new__(cls, slot: Slot, shards: GradientShards) -> ShardedGradient:
@@ -65,6 +67,7 @@ class ShardedGradient(_OfGradients):
         )
         gradient._slot = weakref.ref(slot)
         gradient.shards = weakref.ref(shards)
+        gradient._is_left = False
         return gradient
 
     def __init__(self, slot: Slot, shards: GradientShards) -> None:
@@ -92,14 +95,26 @@ class ShardedGradient(_OfGradients):
         slot = self._slot()
         return None if slot is None or slot.flat.page is None else slot.flat
 
+    def leave(self) -> ShardedGradient:
+        """Its values go. Gives what stands for the parameter's next gradient, for which nobody may take it."""
+        self._is_left, shards = True, self.shards()
+        assert shards is not None
+        return ShardedGradient(self.slot, shards)
+
     def _tell_of_look(self) -> None:
+        if self._is_left:
+            raise PlanError(
+                "The script uses a gradient that no parameter has any more, which a later backward was to find: ZeRO stages 2 "
+                "and 3 have its shards no more.",
+                hint="keep a copy (p.grad.clone()), or use --zero 1, which keeps whole gradients.",
+            )
         slot, shards = self._slot(), self.shards()
         if slot is not None and shards is not None:
             shards.early.look_at_gradient(slot)
 
     def zero(self) -> None:
         """Zero this rank's elements; what an update in the backward has used up has none."""
-        slot, shards = self._slot(), self.shards()
+        slot, shards = None if self._is_left else self._slot(), self.shards()
         if slot is not None and shards is not None:
             shards.early.zero_gradient(slot)
             if slot.flat.has_gradient:

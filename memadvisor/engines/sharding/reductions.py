@@ -13,7 +13,7 @@ import torch
 
 from memadvisor.engines.collectives.joint_means import begin_joint_means
 from memadvisor.engines.lanes.lanes import Ticket
-from memadvisor.engines.sharding.dropped import is_ours, let_go_of_dropped
+from memadvisor.engines.sharding.dropped import is_ours, leave_to_script, let_go_of_dropped
 from memadvisor.engines.sharding.early_updates import EarlyUpdates
 from memadvisor.engines.sharding.feedback import Feedback
 from memadvisor.engines.sharding.flat import Slot, UnitState
@@ -356,6 +356,7 @@ class Reductions:
 
     def let_go(self) -> None:
         with torch._C.DisableTorchFunctionSubclass():  # gradients are looked at, not values
+            leave_to_script(self._slots)
             for flat in self._sharded.flats:
                 if flat.trainable:
                     let_go_of_dropped(flat)

@@ -210,3 +210,31 @@ def test_what_cannot_be_kept_is_refused():
     for said in run_ranks(exchanged_and_written, 2):
         assert "changes gradients by allreduce_" in said[0]
         assert "read-only" in said[1]
+
+
+def held_from_step_to_step(rank: int) -> list[str]:
+    """What is said where the script drops gradients and holds them by another name, as they were."""
+    said = []
+
+    def look(ddp: nn.Module, optimizer: object, step: int) -> None:
+        gradients = [parameter.grad.view(-1)[:1] for parameter in ddp.parameters()]
+        for before in held:
+            try:
+                before.norm()
+            except PlanError as error:
+                said.append(error.one_line())
+                raise Ended from None
+        held[:] = gradients
+
+    for zero in (2, 3):
+        held: list[torch.Tensor] = []
+        with pytest.raises(Ended), applied(make_plan(2, zero)):
+            train(Training(steps=2), rank, look)
+    return said
+
+
+@pytest.mark.timeout(100)
+def test_gradients_that_are_held_while_others_come_in_their_place_are_refused():
+    """They would be the new ones."""
+    for said in run_ranks(held_from_step_to_step, 2):
+        assert len(said) == 2 and all("no parameter has any more" in each for each in said)
