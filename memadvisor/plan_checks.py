@@ -264,7 +264,8 @@ def _check_ranks(plan: Plan, source: str) -> None:
         )
     alike = replace(plan, ranks=(), ranks_alike=False)
     usual = Plan(num_ranks=plan.num_ranks, zero_stage=0, policy="chosen")
-    settable = ("prediction", "budget_bytes", "why", "micro_batch_size", "grad_accum", "disk_directory")
+    told = ("prediction", "budget_bytes", "why", "plain", "timeline")
+    settable = (*told, "micro_batch_size", "grad_accum", "disk_directory")
     if replace(alike, **{name: getattr(usual, name) for name in settable}) != usual:
         raise PlanError(
             f"{source} has choices by rank, and others beside them.",

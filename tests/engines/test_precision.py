@@ -21,12 +21,12 @@ from tests.engines.sharding.test_executor import TRAININGS, _scaled_training, se
 from tests.engines.trainings import (
     Block,
     Training,
-    _micro_batch,
     applied,
     build,
     largest_difference,
     make_optimizer,
     make_plan,
+    micro_batch_loss,
     train,
 )
 
@@ -57,7 +57,9 @@ def train_by_hand(training: Training, rank: int, precision: P):
     losses = []
     for _ in range(training.steps):
         for _ in range(training.accumulate):
-            losses.append(_micro_batch(training, lambda words: narrow(words).float(), data, use_extra=False))
+            losses.append(
+                micro_batch_loss(training, lambda words: narrow(words).float(), data, use_extra=False)
+            )
             for parameter, copied in zip(wide.parameters(), narrow.parameters(), strict=True):
                 if copied.grad is not None:
                     mean = mean_of_ranks(copied.grad, wire_dtype).float()

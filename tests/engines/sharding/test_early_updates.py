@@ -15,7 +15,7 @@ from torch import nn
 from memadvisor.engines.apply import install
 from memadvisor.plan import UnitPlan
 from tests.engines.ranks import run_ranks
-from tests.engines.trainings import Training, _micro_batch, applied, build, make_optimizer, make_plan
+from tests.engines.trainings import Training, applied, build, make_optimizer, make_plan, micro_batch_loss
 
 STEPS = 4
 
@@ -43,7 +43,7 @@ def trained(training: Training, rank: int, each: Callable[..., None] = lambda *_
         for micro_batch in range(training.accumulate):
             waits = training.no_sync and micro_batch < training.accumulate - 1
             with ddp.no_sync() if waits else contextlib.nullcontext():
-                losses.append(_micro_batch(training, ddp, data, use_extra=False))
+                losses.append(micro_batch_loss(training, ddp, data, use_extra=False))
         each(step, ddp, optimizer)
         optimizer.step()
         schedule.step()
@@ -120,7 +120,7 @@ def _mixture(rank: int, early: bool) -> tuple[list[torch.Tensor], list[int]]:
         def closure() -> float:
             rest.zero_grad()
             whole.zero_grad()
-            losses.append(_micro_batch(Training(), ddp, data, use_extra=False))
+            losses.append(micro_batch_loss(Training(), ddp, data, use_extra=False))
             return losses[-1]
 
         for _ in range(STEPS):
@@ -271,7 +271,7 @@ def taken_off(rank: int) -> tuple[list[float], list[float], str]:
         data = torch.Generator().manual_seed(rank)
         of_plan = []
         for step in range(STEPS):
-            of_plan.append(_micro_batch(Training(), ddp, data, use_extra=False))
+            of_plan.append(micro_batch_loss(Training(), ddp, data, use_extra=False))
             optimizer.step()
             if engine is not None and step == 2:
                 engine.remove()
@@ -283,7 +283,7 @@ def taken_off(rank: int) -> tuple[list[float], list[float], str]:
         ddp = build(Training(), rank)
         optimizer = make_optimizer("sgd", ddp)
         for _ in range(2):
-            _micro_batch(Training(), ddp, data, use_extra=False)
+            micro_batch_loss(Training(), ddp, data, use_extra=False)
             if not num_spent(ddp):
                 optimizer.step()
                 optimizer.zero_grad()

@@ -17,7 +17,7 @@ from torch.distributed.optim import PostLocalSGDOptimizer
 from memadvisor.errors import PlanError
 from memadvisor.local_sgd import LocalSgd
 from tests.engines.ranks import run_ranks
-from tests.engines.trainings import Training, _micro_batch, applied, build, make_optimizer, make_plan
+from tests.engines.trainings import Training, applied, build, make_optimizer, make_plan, micro_batch_loss
 
 LOCAL_SGD = LocalSgd(period=3, warmup_steps=2)
 STEPS = 9
@@ -48,7 +48,7 @@ def learn(rank, training, wrapped=lambda ddp, optimizer: optimizer):
         for micro_batch in range(training.accumulate):
             last = micro_batch == training.accumulate - 1
             with ddp.no_sync() if not last else contextlib.nullcontext():
-                losses.append(_micro_batch(training, ddp, data, use_extra=False))
+                losses.append(micro_batch_loss(training, ddp, data, use_extra=False))
         optimizer.step()
         optimizer.zero_grad()
         weights.append(parameters_of(ddp))

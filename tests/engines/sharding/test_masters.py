@@ -20,11 +20,11 @@ from tests.engines.test_precision import mean_of_ranks
 from tests.engines.trainings import (
     Model,
     Training,
-    _micro_batch,
     applied,
     build,
     make_optimizer,
     make_plan,
+    micro_batch_loss,
     train,
 )
 
@@ -45,7 +45,7 @@ def updated_by_hand(training: Training, rank: int, stages: dict[str, int]):
     losses = []
     for _ in range(training.steps):
         for micro_batch in range(training.accumulate):
-            losses.append(_micro_batch(training, narrow, data, use_extra=False))
+            losses.append(micro_batch_loss(training, narrow, data, use_extra=False))
             is_last = micro_batch == training.accumulate - 1
             for (name, parameter), copied in zip(wide.named_parameters(), narrow.parameters(), strict=True):
                 if copied.grad is None:
@@ -180,7 +180,7 @@ def through_a_checkpoint(rank: int, directory: str) -> dict[str, bool]:
             ddp = build(training, rank)
             optimizer, data = make_optimizer("adamw", ddp), torch.Generator().manual_seed(rank)
             for _ in range(3 if zero == 2 else 1):
-                _micro_batch(training, ddp, data, use_extra=False)
+                micro_batch_loss(training, ddp, data, use_extra=False)
                 optimizer.step()
                 optimizer.zero_grad()
             state = {"model": ddp.state_dict(), "optimizer": optimizer.state_dict()}

@@ -5,7 +5,7 @@ import torch.distributed as dist
 
 from tests.engines.equality import merged
 from tests.engines.ranks import run_ranks
-from tests.engines.trainings import Training, _micro_batch, applied, build, make_optimizer, make_plan
+from tests.engines.trainings import Training, applied, build, make_optimizer, make_plan, micro_batch_loss
 
 
 def messages_and_weights(rank, stage):
@@ -26,7 +26,7 @@ def messages_and_weights(rank, stage):
                 optimizer.zero_grad()
                 dist.all_reduce = all_reduce if step else original
                 try:
-                    _micro_batch(Training(), ddp, data, use_extra=False)
+                    micro_batch_loss(Training(), ddp, data, use_extra=False)
                 finally:
                     dist.all_reduce = original
                 optimizer.step()

@@ -8,7 +8,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from memadvisor.errors import PlanError
 from tests.engines.ranks import run_ranks
-from tests.engines.trainings import Training, _micro_batch, applied, build, make_optimizer, make_plan
+from tests.engines.trainings import Training, applied, build, make_optimizer, make_plan, micro_batch_loss
 
 # Optimizer, stage, what else the plan says.
 KINDS = {
@@ -37,7 +37,7 @@ def _train(rank: int, optimizer_kind: str) -> tuple[list[float], list[torch.Tens
                 parameter.data = held[-1]
         if step == 5:
             vector_to_parameters(parameters_to_vector(ddp.parameters()).detach() * 0.9, ddp.parameters())
-        losses.append(_micro_batch(training, ddp, data, use_extra=False))
+        losses.append(micro_batch_loss(training, ddp, data, use_extra=False))
         optimizer.step()
         optimizer.zero_grad()
     return losses, [p.detach().clone() for p in ddp.module.parameters()], held
@@ -63,7 +63,7 @@ def _refusal(rank, change):
     with applied(make_plan(2, 1)):
         ddp = build(Training(), rank)
         optimizer = make_optimizer("adamw", ddp)
-        _micro_batch(Training(), ddp, torch.Generator().manual_seed(rank), use_extra=False)
+        micro_batch_loss(Training(), ddp, torch.Generator().manual_seed(rank), use_extra=False)
         first, second = (block.norm.weight for block in ddp.module.blocks[:2])
         first.data = first.data.to(torch.float64) if change == "dtype" else second.data
         try:
