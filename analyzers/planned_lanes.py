@@ -1,8 +1,8 @@
 """A plan's lanes as they were predicted, and what this run measured of them: one step, on one axis of time.
 
 Three clocks stand beside each other and are never mixed. What was predicted is of a steady step. Compute is measured of the
-timed step whose time is nearest to the median. Collectives are seen in the traced step alone, which takes longer; so its
-compute is there again, to read them by. Of a pipeline each rank has a row of its own: the passes of its micro-batches.
+timed step whose time is nearest to the median. Collectives, and transfers to and from a disk, are seen in the traced step
+alone, which takes longer; so its compute is there again, to read them by. Of a pipeline each rank has a row of its own: the passes of its micro-batches.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from memadvisor.plan import LaneInterval, Plan
 from memadvisor.run.records import Span, Step
 from memadvisor.run.run import RankRun
 from memadvisor.schedule import Lane
+from memadvisor.units import format_bytes
 
 PREDICTED = "predicted"
 _OUTSIDE = place_in("outside", None)
@@ -144,15 +145,19 @@ def _exposed(compared: Comparison, predicted_s: float) -> Compared:
 def _rows(
     timeline: Sequence[LaneInterval], ended_s: float, rank: RankRun, median_s: float
 ) -> Iterator[LaneRow]:
-    calls = _collectives(rank)
+    calls, moved = _collectives(rank), _transfers(rank)
     for lane in Lane:
         predicted = tuple(each for each in timeline if each.lane == lane)
         if predicted or (lane is Lane.COLLECTIVE and calls):
             yield LaneRow(lane=lane, basis=PREDICTED, intervals=predicted, step_s=ended_s)
         if lane is Lane.COMPUTE:
-            yield from _measured_compute(rank, median_s, is_traced_shown=bool(calls))
+            is_traced_shown = bool(calls or moved)
+            yield from _measured_compute(rank, median_s, is_traced_shown=is_traced_shown)
         elif lane is Lane.COLLECTIVE:
             yield from _measured_collectives(rank, calls, is_predicted=bool(predicted))
+        elif rank.traced_step is not None and (own := [each for each in moved if each.lane == lane]):
+            basis = f"measured, traced step {rank.traced_step.index}"
+            yield _row(lane, basis, own, rank.traced_step)
         elif predicted:
             why = f"what the {lane} transfers is not recorded"
             yield LaneRow(lane=lane, basis="measured", intervals=None, step_s=0.0, why=why)
@@ -226,6 +231,21 @@ def _collectives(rank: RankRun) -> tuple[LaneInterval, ...]:
         )
         for call in traced_collectives(rank)
         if call.end_s is not None
+    )
+
+
+def _transfers(rank: RankRun) -> tuple[LaneInterval, ...]:
+    """Of the traced step, those that ended in it."""
+    step = rank.traced_step
+    return tuple(
+        LaneInterval(
+            each.lane,
+            f"{each.kind} of {format_bytes(each.size_bytes)}",
+            max(0.0, each.start_s - step.start_s),
+            each.end_s - step.start_s,
+        )
+        for each in rank.transfers
+        if step is not None and each.step == step.index and each.end_s > step.start_s
     )
 
 

@@ -53,7 +53,7 @@ class Recorder:
         self._spans: SpanLog | None = None  # there is none before the first model is called
         known, writer, position = self._known_tensors, self._writer, self._position
         self._tracing = Tracing(options, position, writer, self._models, known, self.note, self.fail)
-        self.change_thread = self._tracing.change_thread
+        self.change_thread, self.tell_transfers = self._tracing.change_thread, self._tracing.tell_transfers
         self.profiler_starts, self.profiler_ends = self._tracing.profiler_starts, self._tracing.profiler_ends
         self._backward_steps = BackwardSteps()
         self._is_over = False

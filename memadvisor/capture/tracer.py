@@ -142,6 +142,11 @@ class Tracer:
             truth.disable()
 
     @property
+    def start_s(self) -> float:
+        """When it began, by the monotonic clock."""
+        return (self._start_ns + self.offset_ns) / 1e9
+
+    @property
     def is_full(self) -> bool:
         """Whether there were more operators than a step may remember."""
         return self.mode.is_full

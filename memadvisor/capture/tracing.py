@@ -80,6 +80,7 @@ class Tracing:
         self._num_cut = self._num_postponed = 0
         self._sees_casts = options.sees_casts
         self._script_profiles = False
+        self._moved_within: Callable[[float, float], Iterable[Any]] | None = None
         self._last_node: int | None = None  # autograd's, that this thread had made when the last step ended
         self._num_nodes = 0  # in that step, as far as is known
 
@@ -87,6 +88,10 @@ class Tracing:
         if self.tracer is not None:
             self.tracer.look_who_holds(must=not self._position.backward_unit)
             self.tracer.note_place()
+
+    def tell_transfers(self, moved_within: Callable[[float, float], Iterable[Any]]) -> None:
+        """Where to ask what an engine moved between two moments."""
+        self._moved_within = moved_within
 
     def name(self, tensor: torch.Tensor, category: str, unit: str) -> None:
         """Somebody knows what a storage is."""
@@ -212,6 +217,8 @@ class Tracing:
         if snapshot is not None:
             self._writer.write_allocator(snapshot)
         self.has_trace = self._writer.write_trace(step, trace, models, optimizers)
+        if self.has_trace and self._moved_within is not None:
+            self._writer.write_transfers(step, self._moved_within(tracer.start_s, time.monotonic()))
         self._writer.measure_engines(device)
         self._writer.try_optimizers(device, optimizers)
         account = trace.account

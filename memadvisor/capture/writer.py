@@ -46,6 +46,7 @@ from memadvisor.run.records import Counter, Module, Parameter, Step, Unit
 from memadvisor.run.run import DEFAULT_TRACE_STEP
 from memadvisor.run.say import say
 from memadvisor.run.store import journal_path
+from memadvisor.run.transfer_records import Transfer
 from memadvisor.units import format_bytes
 
 _FLUSH_EVERY_S = 0.25
@@ -229,6 +230,9 @@ class RankWriter:
         if num_ranks > 1 and not _has_process_group():
             self.write_note("warning", _APART.format(num_ranks))
         return True
+
+    def write_transfers(self, step: int, moved: Iterable[Any]) -> None:
+        self._journal.write_rows("transfers", [Transfer(step, *each) for each in moved])
 
     def _write_collectives(self, *, is_last: bool = False) -> None:
         """Once the device has passed their marks; at the end, with what there is."""

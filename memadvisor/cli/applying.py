@@ -31,6 +31,7 @@ class Application:
 
     def __call__(self, recorder: Recorder | None) -> None:
         from memadvisor.engines.apply import install
+        from memadvisor.engines.lanes.transfers import moved_within
         from memadvisor.engines.pipelines import install_stage
 
         rank = rank_identity().rank if recorder is None else recorder.rank
@@ -58,6 +59,7 @@ class Application:
 
             recorder.on_first_batch = check_first
             recorder.label_sources.append(applied.labelled_tensors)
+            recorder.tell_transfers(moved_within)
             applied.recompute.watch = recorder.hooks.second_run
         _in_force.append(applied)
 

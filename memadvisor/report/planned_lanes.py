@@ -87,8 +87,8 @@ def remarks_in_words(found: PlannedLanes) -> Iterator[str]:
     """What of it is not to be read as if it were of one clock."""
     if any("traced" in row.basis for row in found.rows):
         yield (
-            "Collectives are seen in the traced step alone, which tracing makes longer: read them by its compute. Exposed "
-            "communication is measured as its share of that step."
+            "Collectives, and transfers to and from a disk, are seen in the traced step alone, which tracing makes longer: read "
+            "them by its compute. Exposed communication is measured as its share of that step."
         )
     if found.rank is None:
         yield (

@@ -14,6 +14,7 @@ from memadvisor.run.allocator_records import AllocatorState, DeviceSegment, Live
 from memadvisor.run.autocast_records import AutocastOff, IdleCast
 from memadvisor.run.loader_records import DataWait, LoaderInfo
 from memadvisor.run.parallel_records import PipelineStage, ShardGroup, TensorParallel
+from memadvisor.run.transfer_records import Transfer
 
 # Every live byte belongs to one of these. `unexplained` is what the allocator reports and no label explains.
 CATEGORIES = (
@@ -392,4 +393,5 @@ TABLES: dict[str, type] = {
     "data_waits": DataWait,
     "idle_casts": IdleCast,
     "autocast_off": AutocastOff,
+    "transfers": Transfer,
 }

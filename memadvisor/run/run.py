@@ -28,6 +28,7 @@ from memadvisor.run.records import (
     Storage,
     Unit,
 )
+from memadvisor.run.transfer_records import Transfer
 from memadvisor.units import format_bytes
 
 UNKNOWN = "unknown"
@@ -86,6 +87,7 @@ class RankRun:
     tensor_parallel: tuple[TensorParallel, ...] = ()
     data_loaders: tuple[LoaderInfo, ...] = ()
     data_waits: tuple[DataWait, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
     is_alive: bool | None = None
 
     def __repr__(self) -> str:

@@ -8,6 +8,7 @@ import pytest
 from memadvisor.analyzers.analysis import analyze
 from memadvisor.analyzers.planned_lanes import PREDICTED, planned_lanes
 from memadvisor.plan import LaneInterval, Plan, Prediction, RankPlan
+from memadvisor.run.transfer_records import Transfer
 from tests.make_run import make_run
 
 TIMELINE = (
@@ -175,3 +176,22 @@ def test_of_a_rank_whose_record_is_missing_there_is_no_row():
     found = lanes_of(make_run(plan=STAGES, num_micro_batches=2, missing_ranks=(1,)))
 
     assert {row.rank for row in found.rows} == {0}
+
+
+def test_transfers_of_the_traced_step_stand_below_the_predicted_ones_beside_its_compute():
+    timeline = (*TIMELINE, LaneInterval("disk", "offload of blocks.0", 0.0, 0.01))
+    run = make_run(plan=dataclasses.replace(PLAN, timeline=timeline))
+    step = run.ranks[0].traced_step
+    moved = [
+        Transfer(step.index, "disk", kind, 2**20, step.start_s + start_s, step.start_s + start_s + 0.01)
+        for kind, start_s in (("write", 0.02), ("read", 0.05))
+    ]
+    others = Transfer(step.index + 1, "disk", "write", 2**20, step.start_s, step.start_s + 0.01)
+    ranks = tuple(dataclasses.replace(rank, transfers=(*moved, others)) for rank in run.ranks)
+    found = named(lanes_of(dataclasses.replace(run, ranks=ranks)), "disk")
+
+    assert set(found) == {PREDICTED, f"measured, traced step {step.index}"}
+    measured = found[f"measured, traced step {step.index}"]
+    assert [each.label for each in measured.intervals] == ["write of 1.00 MiB", "read of 1.00 MiB"]
+    assert [each.start_s for each in measured.intervals] == pytest.approx([0.02, 0.05])
+    assert measured.step_s == step.duration_s

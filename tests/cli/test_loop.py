@@ -104,6 +104,20 @@ def test_a_stage_on_one_rank_is_said_to_have_no_effect_before_the_script_starts(
         assert "has no effect" not in other.stderr
 
 
+@pytest.mark.timeout(100)
+def test_what_a_plan_moves_to_a_disk_and_back_is_recorded_to_the_byte(tmp_path):
+    """All state that has an element for each of a parameter's is read once, and written once, in the traced step."""
+    memadvisor("run", "--offload-optimizer", "disk", "--out", tmp_path / "run", GPT, *SMALL)
+    rank = load_run(tmp_path / "run").ranks[0]
+    step = rank.traced_step
+
+    moved_bytes = sum(row.size_bytes for row in rank.optimizer_states if row.size_bytes > 4)
+    for kind in ("read", "write"):
+        assert sum(each.size_bytes for each in rank.transfers if each.kind == kind) == moved_bytes
+    assert {(each.lane, each.step) for each in rank.transfers} == {("disk", step.index)}
+    assert all(step.start_s <= each.start_s <= each.end_s <= step.end_s for each in rank.transfers)
+
+
 def test_a_plan_for_one_rank_is_refused_in_the_singular(tmp_path, capsys):
     save_plan(Plan(num_ranks=1, zero_stage=0, why="by hand"), tmp_path / "plan.json")
 

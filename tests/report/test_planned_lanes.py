@@ -50,7 +50,7 @@ def test_a_line_says_how_far_off_step_and_exposed_communication_are():
         "Step: predicted 80.0 ms, measured 102 ms (21.6 % too short). "
         "Exposed communication: predicted 1.00 ms, measured 675 us (48.0 % too long)."
     )
-    assert "Collectives are seen in the traced step alone" in figure.note
+    assert "transfers to and from a disk, are seen in the traced step alone" in figure.note
 
 
 def test_what_is_not_measured_says_so_in_its_row_and_below():

@@ -37,6 +37,7 @@ import torch
 
 from memadvisor.engines.lanes.lanes import Lane, Ticket
 from memadvisor.engines.lanes.thread_lane import ThreadLane
+from memadvisor.engines.lanes.transfers import timed
 from memadvisor.errors import UsageError
 
 ALIGNMENT_BYTES = 4096  # of blocks: a page, so that no two of them share one
@@ -129,14 +130,14 @@ class DiskFile:
     def write(self, block: Block, source: torch.Tensor, *, after: Sequence[Ticket] = ()) -> Ticket:
         """Have the bytes of a dense CPU tensor written to the block."""
         view = _bytes_of(source, block)
-        return self.writes.submit(
-            partial(_write, self._file, view, block.offset), after=after, reads=[source]
-        )
+        work = partial(_write, self._file, view, block.offset)
+        return self.writes.submit(timed("disk", "write", view.nbytes, work), after=after, reads=[source])
 
     def read(self, block: Block, target: torch.Tensor, *, after: Sequence[Ticket] = ()) -> Ticket:
         """Have a dense CPU tensor filled with the block's first bytes."""
         view = _bytes_of(target, block)
-        return self.reads.submit(partial(_read, self._file, view, block.offset), after=after, writes=[target])
+        work = partial(_read, self._file, view, block.offset)
+        return self.reads.submit(timed("disk", "read", view.nbytes, work), after=after, writes=[target])
 
     def close(self) -> None:
         """Let go of the file when what was submitted is over. No block may be used after it."""

@@ -6,6 +6,7 @@ import gc
 import os
 import resource
 import stat
+import time
 import warnings
 from itertools import pairwise
 
@@ -15,6 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memadvisor.engines.lanes.disk import ALIGNMENT_BYTES, DiskFile
+from memadvisor.engines.lanes.transfers import moved_within
 from memadvisor.errors import UsageError
 
 
@@ -110,3 +112,21 @@ def test_a_file_that_nobody_has_any_more_is_closed_without_a_warning(tmp_path):
     assert not [each for each in warned if f"name={number} " in str(each.message)]
     with pytest.raises(OSError):
         os.fstat(number)
+
+
+def test_transfers_leave_when_they_were_done_and_failed_ones_do_not(disk):
+    start_s = time.monotonic()
+    tensor = torch.arange(1000, dtype=torch.float32)
+    block = disk.allocate(tensor.nbytes)
+    written = disk.write(block, tensor)
+    disk.read(block, torch.empty_like(tensor), after=[written]).wait()
+    with pytest.raises(OSError, match="shorter"):
+        disk.read(disk.allocate(8), torch.empty(8, dtype=torch.uint8)).wait()
+    found = moved_within(start_s, time.monotonic())
+
+    assert [(each.lane, each.kind, each.size_bytes) for each in found] == [
+        ("disk", "write", 4000),
+        ("disk", "read", 4000),
+    ]
+    assert found[0].end_s <= found[1].start_s
+    assert moved_within(start_s, found[1].start_s) == found[:1]
