@@ -77,19 +77,25 @@ def unit_states(rank: RankRun, step: Step, units: Sequence[Unit]) -> dict[str, U
     }
 
 
-def _kept(rank: RankRun, step: Step) -> Iterator[Storage]:
-    """What was alive through the step."""
+def _at_start(rank: RankRun, step: Step) -> Iterator[Storage]:
+    """What was alive when the step began."""
     for row in rank.storages:
-        if row.device == rank.process.device and row.birth_s <= step.start_s and row.death_s is None:
+        if row.device == rank.process.device and row.birth_s <= step.start_s:
             yield row
 
 
+def _kept(rank: RankRun, step: Step) -> Iterator[Storage]:
+    """What was alive through the step."""
+    return (row for row in _at_start(rank, step) if row.death_s is None)
+
+
 def _mapped_parameters(rank: RankRun, step: Step) -> dict[str, int]:
-    """Bytes of parameters that the allocator did not give, by unit; empty unless each of them is known to be of one unit."""
+    """Bytes of parameters that the allocator did not give, by unit; empty unless each of them is known to be of one unit.
+    Those that are given other memory in the step (`p.data = ...`) had the allocator's before it."""
     missing = Counter(dict.fromkeys((p.unit for p in rank.parameters), 0))
     for parameter in rank.parameters:
         missing[parameter.unit] += 0 if parameter.tied_to else parameter.size_bytes
-    for row in _kept(rank, step):
+    for row in _at_start(rank, step):
         if row.category == "parameter":
             missing[row.unit] -= row.size_bytes
     return {} if min(missing.values(), default=0) < 0 else dict(missing)

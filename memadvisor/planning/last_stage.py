@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memadvisor.analyzers.derivatives import differentiated_backwards
+from memadvisor.analyzers.replaced_parameters import replaces_parameters
 from memadvisor.cost.step import CapturedStep
 from memadvisor.planning.compiled_models import keeps_parameters
 from memadvisor.run.run import Run
@@ -12,9 +13,14 @@ from memadvisor.run.run import Run
 
 def last_stage(run: Run, step: CapturedStep) -> int:
     """The script's own FSDP2 shards what it shards, with any optimizer."""
-    if whole_optimizer(run, step) is not None:
+    if whole_optimizer(run, step) is not None or _are_replaced(run, step):
         return 0
     return 2 if keeps_parameters(run, step) or _is_differentiated(run, step) else 3
+
+
+def _are_replaced(run: Run, step: CapturedStep) -> bool:
+    """Of parameters that lie elsewhere after a step, and what a script keeps for that, a plan does not know the memory."""
+    return not step.shard_groups and replaces_parameters(run.rank(step.rank))
 
 
 def _is_differentiated(run: Run, step: CapturedStep) -> bool:
@@ -34,6 +40,12 @@ def stage_notes(run: Run, step: CapturedStep, num_ranks: int) -> Iterator[str]:
     why = whole_optimizer(run, step)
     if why is not None:
         yield f"{why.removesuffix('.')}: no plan is of these stages."
+    elif _are_replaced(run, step):
+        yield (
+            "No plan is of ZeRO stages 1 to 3: the script gives parameters other memory in each step (p.data = ...), which they "
+            "have beside the engine's then, and what it keeps for that is not shared among ranks. What they take is not "
+            "predicted; `run --zero` applies them all the same."
+        )
     elif keeps_parameters(run, step):
         yield (
             "No plan is of ZeRO stage 3: of what torch.compile has made, and of units that were not seen to run by themselves, "
