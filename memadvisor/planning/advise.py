@@ -22,7 +22,7 @@ from memadvisor.plan import PlainRun, Plan
 from memadvisor.planning.advice_notes import chunk_notes, fused_notes, notes
 from memadvisor.planning.collecting import collecting_seldom
 from memadvisor.planning.compiled_models import check_calls_are_seen
-from memadvisor.planning.last_stage import last_stage, whole_optimizer
+from memadvisor.planning.last_stage import last_stage, why_no_stages
 from memadvisor.planning.learn import Learnt, learn
 from memadvisor.planning.lossy import LossyAlternative, check_asked_bits, lossy_alternatives
 from memadvisor.planning.machine import Machine, machine_for
@@ -134,13 +134,7 @@ def advise(
     plays = _plays(run, ranks, memory_bytes, asked, recorded.chunked_units, machine)
     search = Search(plays, near_ranks, last_stage=last_stage(run, plain))
     if not search.stages:
-        why = whole_optimizer(run, plain)
-        raise UsageError(
-            "No ZeRO stage can have both this precision and this compression."
-            if why is None
-            else f"What is asked for needs ZeRO stage 1, 2 or 3. {why}",
-            hint="leave one of them out." if why is None else "advise without it.",
-        )
+        raise _no_stage(why_no_stages(run, plain))
     measured = PlainRun(
         peak_bytes=plain.peak_bytes,
         step_time_s=recorded.measured_step_time_s,
@@ -175,6 +169,15 @@ def advise(
             *split_notes(recorded, recorded_size, (one.plan.micro_batch_size for one in found)),
         ),
     )
+
+
+def _no_stage(why: str | None) -> UsageError:
+    """No stage can have what is asked for; `why` the script's plans have none."""
+    if why is None:
+        return UsageError(
+            "No ZeRO stage can have both this precision and this compression.", hint="leave one of them out."
+        )
+    return UsageError(f"What is asked for needs ZeRO stage 1, 2 or 3. {why}", hint="advise without it.")
 
 
 def _plays(

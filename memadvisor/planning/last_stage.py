@@ -10,17 +10,27 @@ from memadvisor.cost.step import CapturedStep
 from memadvisor.planning.compiled_models import keeps_parameters
 from memadvisor.run.run import Run
 
+_REPLACED = (
+    "What stages 1 to 3 take is not predicted here: the script gives parameters other memory in each step (p.data = ...), which "
+    "they have beside the engine's then, and what it keeps for that is not shared among ranks."
+)
+
 
 def last_stage(run: Run, step: CapturedStep) -> int:
     """The script's own FSDP2 shards what it shards, with any optimizer."""
-    if whole_optimizer(run, step) is not None or _are_replaced(run, step):
+    if why_no_stages(run, step) is not None:
         return 0
     return 2 if keeps_parameters(run, step) or _is_differentiated(run, step) else 3
 
 
-def _are_replaced(run: Run, step: CapturedStep) -> bool:
-    """Of parameters that lie elsewhere after a step, and what a script keeps for that, a plan does not know the memory."""
-    return not step.shard_groups and replaces_parameters(run.rank(step.rank))
+def why_no_stages(run: Run, step: CapturedStep) -> str | None:
+    """Why no plan is of stages 1 to 3, in a sentence; None where some are."""
+    if step.shard_groups:
+        return None
+    rank = run.rank(step.rank)
+    if rank.process.whole_optimizer is not None:
+        return rank.process.whole_optimizer
+    return _REPLACED if replaces_parameters(rank) else None
 
 
 def _is_differentiated(run: Run, step: CapturedStep) -> bool:
@@ -28,24 +38,15 @@ def _is_differentiated(run: Run, step: CapturedStep) -> bool:
     return bool(differentiated_backwards(run.rank(step.rank)))
 
 
-def whole_optimizer(run: Run, step: CapturedStep) -> str | None:
-    """Why its updates are not shared out, a sentence of the engine's; None where they may be, or nothing is known."""
-    return None if step.shard_groups else run.rank(step.rank).process.whole_optimizer
-
-
 def stage_notes(run: Run, step: CapturedStep, num_ranks: int) -> Iterator[str]:
     """Which stages no plan has."""
     if num_ranks == 1:
         return
-    why = whole_optimizer(run, step)
-    if why is not None:
+    why = why_no_stages(run, step)
+    if why == _REPLACED:
+        yield f"No plan is of ZeRO stages 1 to 3. {why} `run --zero` applies them all the same."
+    elif why is not None:
         yield f"{why.removesuffix('.')}: no plan is of these stages."
-    elif _are_replaced(run, step):
-        yield (
-            "No plan is of ZeRO stages 1 to 3: the script gives parameters other memory in each step (p.data = ...), which they "
-            "have beside the engine's then, and what it keeps for that is not shared among ranks. What they take is not "
-            "predicted; `run --zero` applies them all the same."
-        )
     elif keeps_parameters(run, step):
         yield (
             "No plan is of ZeRO stage 3: of what torch.compile has made, and of units that were not seen to run by themselves, "
