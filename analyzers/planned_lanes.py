@@ -145,30 +145,37 @@ def _exposed(compared: Comparison, predicted_s: float) -> Compared:
 def _rows(
     timeline: Sequence[LaneInterval], ended_s: float, rank: RankRun, median_s: float
 ) -> Iterator[LaneRow]:
-    calls, moved = _collectives(rank), _transfers(rank)
+    traced = rank.traced_step
+    seen = () if traced is None else (*_collectives(rank, traced), *_transfers(rank, traced))
     for lane in Lane:
         predicted = tuple(each for each in timeline if each.lane == lane)
-        if predicted or (lane is Lane.COLLECTIVE and calls):
+        own = [each for each in seen if each.lane == lane]
+        if predicted or own:
             yield LaneRow(lane=lane, basis=PREDICTED, intervals=predicted, step_s=ended_s)
         if lane is Lane.COMPUTE:
-            is_traced_shown = bool(calls or moved)
-            yield from _measured_compute(rank, median_s, is_traced_shown=is_traced_shown)
-        elif lane is Lane.COLLECTIVE:
-            yield from _measured_collectives(rank, calls, is_predicted=bool(predicted))
-        elif rank.traced_step is not None and (own := [each for each in moved if each.lane == lane]):
-            basis = f"measured, traced step {rank.traced_step.index}"
-            yield _row(lane, basis, own, rank.traced_step)
+            step = _typical_step(rank, median_s)
+            yield _compute_row(rank, step, f"measured, step {step.index}")
+            if traced is not None and seen:
+                yield _compute_row(rank, traced, _of_trace(traced))
+        elif traced is not None and own:
+            yield _row(lane, _of_trace(traced), own, traced)
         elif predicted:
-            why = f"what the {lane} transfers is not recorded"
+            why = _why_not_seen(lane, traced)
             yield LaneRow(lane=lane, basis="measured", intervals=None, step_s=0.0, why=why)
 
 
-def _measured_compute(rank: RankRun, median_s: float, *, is_traced_shown: bool) -> Iterator[LaneRow]:
-    step = _typical_step(rank, median_s)
-    yield _compute_row(rank, step, f"measured, step {step.index}")
-    traced = rank.traced_step
-    if traced is not None and is_traced_shown:
-        yield _compute_row(rank, traced, f"measured, traced step {traced.index}")
+def _of_trace(step: Step) -> str:
+    return f"measured, traced step {step.index}"
+
+
+def _why_not_seen(lane: Lane, traced: Step | None) -> str:
+    if lane is not Lane.COLLECTIVE:
+        return f"what the {lane} transfers is not recorded"
+    return (
+        "no step was traced"
+        if traced is None
+        else f"the traced step {traced.index} shows no collective's end"
+    )
 
 
 def _compute_row(rank: RankRun, step: Step, basis: str) -> LaneRow:
@@ -217,11 +224,8 @@ def _label(span: Span) -> str:
     return "evaluation" if phase == "evaluation" else place_in(phase, span.unit if is_unit else None)
 
 
-def _collectives(rank: RankRun) -> tuple[LaneInterval, ...]:
+def _collectives(rank: RankRun, step: Step) -> tuple[LaneInterval, ...]:
     """Of the traced step, those whose end was seen."""
-    step = rank.traced_step
-    if step is None:
-        return ()
     return tuple(
         LaneInterval(
             Lane.COLLECTIVE.value,
@@ -234,9 +238,8 @@ def _collectives(rank: RankRun) -> tuple[LaneInterval, ...]:
     )
 
 
-def _transfers(rank: RankRun) -> tuple[LaneInterval, ...]:
+def _transfers(rank: RankRun, step: Step) -> tuple[LaneInterval, ...]:
     """Of the traced step, those that ended in it."""
-    step = rank.traced_step
     return tuple(
         LaneInterval(
             each.lane,
@@ -245,20 +248,5 @@ def _transfers(rank: RankRun) -> tuple[LaneInterval, ...]:
             each.end_s - step.start_s,
         )
         for each in rank.transfers
-        if step is not None and each.step == step.index and each.end_s > step.start_s
+        if each.step == step.index and each.end_s > step.start_s
     )
-
-
-def _measured_collectives(
-    rank: RankRun, calls: Sequence[LaneInterval], *, is_predicted: bool
-) -> Iterator[LaneRow]:
-    step = rank.traced_step
-    if step is not None and calls:
-        yield _row(Lane.COLLECTIVE, f"measured, traced step {step.index}", calls, step)
-    elif is_predicted:
-        why = (
-            "no step was traced"
-            if step is None
-            else f"the traced step {step.index} shows no collective's end"
-        )
-        yield LaneRow(lane=Lane.COLLECTIVE, basis="measured", intervals=None, step_s=0.0, why=why)

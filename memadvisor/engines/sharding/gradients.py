@@ -46,6 +46,25 @@ class GradientShards:
 
 
 class _OfGradients(Elsewhere):
+    """Of the whole gradient of `base` what `steps` make of it, one after another."""
+
+    steps: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = ()
+
+    @property
+    def base(self) -> ShardedGradient:
+        """The gradient of which this process holds a part."""
+        raise NotImplementedError
+
+    def outline(self) -> torch.Tensor:
+        """Its form, without values."""
+        raise NotImplementedError
+
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """What it is of the whole gradient."""
+        for step in self.steps:
+            whole = step(whole)
+        return whole
+
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch types its `func` and `types` loosely
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -72,6 +91,10 @@ class ShardedGradient(_OfGradients):
 
     def __init__(self, slot: Slot, shards: GradientShards) -> None:
         super().__init__()
+
+    @property
+    def base(self) -> ShardedGradient:
+        return self
 
     def piece(self) -> torch.Tensor:
         """This rank's elements, 1-D."""
@@ -138,7 +161,6 @@ class ShardedGradient(_OfGradients):
         return f"ShardedGradient(shape={tuple(self.shape)})" if dropped else repr(self.full())
 
     def outline(self) -> torch.Tensor:
-        """Its form, without values."""
         return torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device="meta")
 
     def keep(self, full: torch.Tensor) -> None:
@@ -153,8 +175,7 @@ class ShardedGradient(_OfGradients):
 class GradientView(_OfGradients):
     """A view of a gradient of which this process holds a part: of the whole one, whenever it is asked."""
 
-    base: ShardedGradient
-    _steps: tuple[Callable[[torch.Tensor], torch.Tensor], ...]
+    _gradient: ShardedGradient
     _outline: torch.Tensor
 
     @staticmethod
@@ -172,29 +193,21 @@ class GradientView(_OfGradients):
             dtype=outline.dtype,
             device=base.device,
         )
-        view.base, view._steps, view._outline = base, steps, outline
+        view._gradient, view.steps, view._outline = base, steps, outline
         return view
 
     def __init__(self, *_: Any) -> None:
         super().__init__()
 
+    @property
+    def base(self) -> ShardedGradient:
+        return self._gradient
+
     def full(self) -> torch.Tensor:
         return self.of(self.base.full())
 
-    def of(self, whole: torch.Tensor) -> torch.Tensor:
-        """The view of the whole gradient."""
-        for step in self._steps:
-            whole = step(whole)
-        return whole
-
     def outline(self) -> torch.Tensor:
-        """Its form, without values."""
         return self._outline
-
-    @property
-    def steps(self) -> tuple[Callable[[torch.Tensor], torch.Tensor], ...]:
-        """What makes it of the whole gradient."""
-        return self._steps
 
 
 def _dispatched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -209,7 +222,7 @@ def _dispatched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         return args[0] if func._schema.returns else None
     if gradient_functions.is_writing_collective(func):
         raise refused(func.overloadpacket.__name__)
-    written = gradient_functions.written(func, args, kwargs, Elsewhere)
+    written = gradient_functions.written(func, args, kwargs, _OfGradients)
     if written:
         if torch.Tag.inplace_view in func.tags:
             raise refused(func.overloadpacket.__name__)
@@ -217,16 +230,14 @@ def _dispatched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         in_pieces = not _has_views(written) and all(tensor.dim() > 0 for tensor in written)
         is_elementwise = in_pieces and gradient_functions.is_elementwise(func)
         return (_write_elements if is_elementwise else _write_wholes)(func, args, kwargs, written)
-    if gradient_functions.gives_views(func) and isinstance(args[0], Elsewhere):
+    if gradient_functions.gives_views(func) and isinstance(args[0], _OfGradients):
         return _views(func, args[0], args[1:], kwargs)
     full = tree_map_only(Elsewhere, lambda tensor: tensor.full(), (args, kwargs))
     return func(*full[0], **full[1])
 
 
-def _views(func: Any, first: Any, rest: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    outlines = func(first.outline(), *rest, **kwargs)
-    steps = first.steps if isinstance(first, GradientView) else ()
-    base = first.base if isinstance(first, GradientView) else first
+def _views(func: Any, first: _OfGradients, rest: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    outlines, base, steps = func(first.outline(), *rest, **kwargs), first.base, first.steps
     if isinstance(outlines, torch.Tensor):
         return GradientView(base, (*steps, lambda whole: func(whole, *rest, **kwargs)), outlines)
     return [
@@ -246,22 +257,24 @@ def _changing(gradients: list[ShardedGradient]) -> Iterator[None]:
         shards.sharded.num_writes += 1
 
 
-def _write_wholes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[Elsewhere]) -> Any:
+def _write_wholes(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[_OfGradients]
+) -> Any:
     """On whole gradients, of which this rank keeps its elements."""
     wholes: dict[int, torch.Tensor] = {}
-    given: dict[int, Elsewhere] = {}
+    given: dict[int, _OfGradients] = {}
 
-    def whole(tensor: Elsewhere) -> torch.Tensor:
-        base = _base(tensor)
+    def whole(tensor: _OfGradients) -> torch.Tensor:
+        base = tensor.base
         if id(base) not in wholes:
             wholes[id(base)] = base.full()
-        found = tensor.of(wholes[id(base)]) if isinstance(tensor, GradientView) else wholes[id(base)]
+        found = tensor.of(wholes[id(base)])
         given[id(found)] = tensor
         return found
 
-    mapped = tree_map_only(Elsewhere, whole, (args, kwargs))
+    mapped = tree_map_only(_OfGradients, whole, (args, kwargs))
     result = func(*mapped[0], **mapped[1])
-    bases = list({id(base): base for base in map(_base, written)}.values())
+    bases = list({id(tensor.base): tensor.base for tensor in written}.values())
     with _changing(bases):
         for base in bases:
             base.keep(wholes[id(base)])
@@ -269,7 +282,7 @@ def _write_wholes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], writ
 
 
 def _write_elements(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[Elsewhere]
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[_OfGradients]
 ) -> Any:
     """On this rank's elements of all that takes part."""
     gradients = [tensor for tensor in written if isinstance(tensor, ShardedGradient)]
@@ -298,12 +311,6 @@ def _write_elements(
         pieces = tree_map_only(ShardedGradient, ShardedGradient.piece, (rest, named))
         func(*pieces[0], **pieces[1])
     return gradients[0] if func._schema.returns else None
-
-
-def _base(tensor: Elsewhere) -> ShardedGradient:
-    found = tensor.base if isinstance(tensor, GradientView) else tensor
-    assert isinstance(found, ShardedGradient)
-    return found
 
 
 def _by_flat(func: Any, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
