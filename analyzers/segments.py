@@ -147,8 +147,7 @@ class RecordedStep:
         self._updates_together = not asked.fused_updates and any(
             row.phase == "optimizer" and row.name.startswith("aten::_foreach_") for row in rank.operators
         )
-        ranks_of = {group.name: group.num_ranks for group in self._groups}
-        sharing = {u.name: ranks_of[u.shard_group] for u in self._units if u.shard_group in ranks_of}
+        sharing = self._ranks_that_share()
         self._own_updates = own_updates(
             rank, self._pieces, self._states, together=self._updates_together, sharing=sharing
         )
@@ -156,6 +155,11 @@ class RecordedStep:
         self._constant_bytes = constant_states(rank, step, self._states)
         self._synced = _synced(rank, self._pieces)
         self._rounding_cost, self._second_run_cost = rounding_cost(rank), second_run_cost(rank)
+
+    def _ranks_that_share(self) -> dict[str, int]:
+        """By unit that the script's own FSDP2 shards, among how many."""
+        ranks_of = {group.name: group.num_ranks for group in self._groups}
+        return {u.name: ranks_of[u.shard_group] for u in self._units if u.shard_group in ranks_of}
 
     def _take_exposed(self, run: Run) -> float:
         """Take out of the durations what compute waited for collectives: how much that is."""

@@ -143,14 +143,9 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
         exposed_exchange_seconds(step, gpu, exchange_s, known) for gpu in (forward_gpu, backward_gpu)
     ]
     forward_gpu, backward_gpu = forward_gpu + exchanges[0], backward_gpu + exchanges[1]
-    call_s = _host_calls_seconds(model, step, layer, groups, known) + adapters.num_operators * HOST_OPERATOR_S
-    call_s += hooks_seconds(model, step, layer)
-    launches = min(1.0, model.num_sublayers(layer) / 2)  # of a layer's, where it has one part of two
-    dtensors_s = dtensor_seconds(model, step, layer)
-    forward_host = (known.host_forward_s * launches + call_s + dtensors_s[0]) * software.launch_share
-    backward_host = (known.host_backward_s * launches + call_s + dtensors_s[1]) * software.launch_share
+    hosts = _host_seconds(model, step, layer, groups, known, adapters.num_operators)
     forward_idle, backward_idle = _idle_seconds(
-        model, step, layer, tokens, device, (forward_gpu, backward_gpu), (forward_host, backward_host)
+        model, step, layer, tokens, device, (forward_gpu, backward_gpu), hosts
     )
     forward_s = forward_gpu + forward_idle
     recompute = recompute_seconds(model, step, layer, device, groups, forward_s)
@@ -167,6 +162,19 @@ def layer_work(model: Architecture, step: TrainingStep, layer: int, device: Devi
         collective_s=forward_calls_s + backward_calls_s + sum(exchanges),
         host_s=forward_idle + backward_idle,
     )
+
+
+def _host_seconds(
+    model: Architecture, step: TrainingStep, layer: int, groups: Groups, known: Coefficients, num_more: int
+) -> tuple[float, float]:
+    """What the host takes of one layer, forward and backward; `num_more`: operators of adapters."""
+    call_s = _host_calls_seconds(model, step, layer, groups, known) + num_more * HOST_OPERATOR_S
+    call_s += hooks_seconds(model, step, layer)
+    launches = min(1.0, model.num_sublayers(layer) / 2)  # of a layer's, where it has one part of two
+    dtensors_s = dtensor_seconds(model, step, layer)
+    forward_s = known.host_forward_s * launches + call_s + dtensors_s[0]
+    backward_s = known.host_backward_s * launches + call_s + dtensors_s[1]
+    return forward_s * step.software.launch_share, backward_s * step.software.launch_share
 
 
 def _idle_seconds(
