@@ -331,7 +331,15 @@ def _checkpointed_to_json(row: CheckpointedModule) -> dict[str, Any]:
 
 def _communication_to_json(traffic: Communication | None) -> dict[str, Any]:
     times = ("time_s", "exposed_s", "overlapped_s", "waiting_s", "transfer_s")
-    names = ("bytes", *times, "exposed_fraction", "num_calls", "num_unfinished")
+    names = (
+        "bytes",
+        *times,
+        "exposed_fraction",
+        "late_fraction",
+        "update_fraction",
+        "num_calls",
+        "num_unfinished",
+    )
     tables = ("operations", "groups", "units")
     if traffic is None:
         return {**dict.fromkeys(names), **{table: [] for table in tables}}
@@ -374,6 +382,7 @@ def comparison_to_json(compared: Comparison) -> dict[str, Any]:
         "step_time_is_steady": None if compared.step_time_s.measured is None else compared.unsteady is None,
         "budget_bytes": compared.budget_bytes,
         "within_budget": compared.within_budget,
+        "late_s": compared.late_s,
         "plain": None if compared.plain is None else dataclasses.asdict(compared.plain),
     }
 

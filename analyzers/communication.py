@@ -61,7 +61,8 @@ class Communication:
     `exposed_s` is the part of it in which no operator ran, `overlapped_s` the rest; None on an accelerator,
     where an operator's recorded time is that of its launch. `waiting_s` is the part spent waiting for the last
     rank of each group to start (matched by group and sequence), `transfer_s` the part from then to the end;
-    None where another rank's record is missing. `exposed_fraction` is `exposed_s` over the traced step's own time.
+    None where another rank's record is missing. `exposed_fraction` is `exposed_s` over the traced step's own time,
+    `late_fraction` that part of it which waited for the last rank to start, `update_fraction` that inside the optimizer.
     `groups` are by process group, `units` by the unit that called.
     """
 
@@ -71,6 +72,8 @@ class Communication:
     time_s: float | None
     exposed_s: float | None
     exposed_fraction: float | None
+    late_fraction: float | None
+    update_fraction: float | None
     overlapped_s: float | None
     waiting_s: float | None
     transfer_s: float | None
@@ -94,9 +97,13 @@ def communication(rank: RankRun, matched: Mapping[Key, Matched]) -> Communicatio
         num_unfinished=sum(call.end_s is None for call in own),
         time_s=whole.time_s,
         exposed_s=whole.exposed_s,
-        exposed_fraction=None
-        if whole.exposed_s is None or step_s <= 0
-        else min(1.0, whole.exposed_s / step_s),
+        exposed_fraction=_fraction(whole.exposed_s, step_s),
+        late_fraction=None
+        if whole.exposed_s is None
+        else _fraction(_exposed_waiting_s(rank, own, matched, compute), step_s),
+        update_fraction=None
+        if whole.exposed_s is None
+        else _fraction(_exposed_in_updates_s(rank, own, matched, compute), step_s),
         overlapped_s=None
         if whole.time_s is None or whole.exposed_s is None
         else whole.time_s - whole.exposed_s,
@@ -106,6 +113,10 @@ def communication(rank: RankRun, matched: Mapping[Key, Matched]) -> Communicatio
         groups=_shares(rank, own, matched, compute, lambda call: call.group),
         units=_shares(rank, own, matched, compute, lambda call: call.unit),
     )
+
+
+def _fraction(seconds: float | None, of_s: float) -> float | None:
+    return None if seconds is None or of_s <= 0 else min(1.0, seconds / of_s)
 
 
 def _shares(
@@ -125,7 +136,7 @@ def _shares(
 def _share(
     name: str, rank: RankRun, own: Sequence[Collective], matched: Mapping[Key, Matched], compute: Intervals
 ) -> TrafficShare:
-    busy = union((_began_s(rank, call, matched), call.end_s) for call in own if call.end_s is not None)
+    busy = _busy(rank, own, matched)
     time_s = None if own and all(call.end_s is None for call in own) else length(busy)
     is_exposed_known = time_s is not None and (rank.process.device == "cpu" or not own)
     return TrafficShare(
@@ -137,6 +148,10 @@ def _share(
         waiting_s=_waiting_s(rank, own, matched),
         transfer_s=_transfer_s(rank, own, matched),
     )
+
+
+def _busy(rank: RankRun, own: Sequence[Collective], matched: Mapping[Key, Matched]) -> Intervals:
+    return union((_began_s(rank, call, matched), call.end_s) for call in own if call.end_s is not None)
 
 
 def _began_s(rank: RankRun, call: Collective, matched: Mapping[Key, Matched]) -> float:
@@ -166,6 +181,34 @@ def _waiting_s(rank: RankRun, own: Sequence[Collective], matched: Mapping[Key, M
     if found is None:
         return None
     return length(union((match.issue_s[rank.process.rank], match.last_start_s) for match in found))
+
+
+def _exposed_waiting_s(
+    rank: RankRun, own: Sequence[Collective], matched: Mapping[Key, Matched], compute: Intervals
+) -> float | None:
+    """Moments of waiting, on the rank's own clock, in which it ran no operator."""
+    found = _matches(rank, own, matched)
+    if found is None:
+        return None
+    waits = []
+    for call, match in zip(own, found, strict=True):
+        began_s = _began_s(rank, call, matched)
+        until_s = began_s + match.last_start_s - match.issue_s[rank.process.rank]
+        waits.append((began_s, until_s if call.end_s is None else min(until_s, call.end_s)))
+    return length(minus(union(waits), compute))
+
+
+def _exposed_in_updates_s(
+    rank: RankRun, own: Sequence[Collective], matched: Mapping[Key, Matched], compute: Intervals
+) -> float:
+    exposed = minus(_busy(rank, own, matched), compute)
+    step = rank.traced_step
+    updates = union(
+        (span.start_s, span.end_s)
+        for span in rank.spans
+        if step is not None and span.kind == "optimizer" and span.step == step.index
+    )
+    return length(exposed) - length(minus(exposed, updates))
 
 
 def _transfer_s(rank: RankRun, own: Sequence[Collective], matched: Mapping[Key, Matched]) -> float | None:

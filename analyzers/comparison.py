@@ -11,11 +11,13 @@ from memadvisor.analyzers.residuals import comparable, measured_components
 from memadvisor.analyzers.step_time import StepTime
 from memadvisor.plan import PlainRun, Plan, Prediction
 from memadvisor.run.records import CATEGORIES, UNEXPLAINED
-from memadvisor.units import counted
+from memadvisor.units import counted, format_seconds
 
 # So many times as long as predicted, or that share of it, both of what the plan leaves to run as it ran: beyond it the
 # machine was another.
 _OTHER_SPEED = 1.25
+# Waiting for ranks that came late is named from that share of the exposed communication, and of the step, on.
+_LATE_OF_EXPOSED, _LATE_OF_STEP = 0.5, 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,7 @@ class Comparison:
     `rank_peak_bytes`: of a plan with choices by rank, each rank's peak. `micro_batch_size`: samples of one, and
     `num_micro_batches` of a step, of the plan and of the traced step, which the user sets. `unsteady`: of a run without a
     steady step, which step the measured time is of, in words. `plain`: what the run without the plan measured, where the
-    plan tells.
+    plan tells. `late_s`: how much of the exposed communication, as measured, waited for a rank that came later.
     """
 
     peak_bytes: Compared
@@ -70,6 +72,7 @@ class Comparison:
     num_micro_batches: Compared = Compared(predicted=None, measured=None)
     unsteady: str | None = None
     plain: PlainRun | None = None
+    late_s: float | None = None
 
     @property
     def shown_by_category_bytes(self) -> dict[str, Compared]:
@@ -109,9 +112,25 @@ class Comparison:
         )
 
     @property
+    def late_ranks(self) -> str | None:
+        """In words, where exposed communication is above what was predicted since ranks waited for each other."""
+        exposed, late_s = self.components_s.get("exposed_communication"), self.late_s
+        if exposed is None or exposed.predicted is None or not exposed.measured or late_s is None:
+            return None
+        has_most = late_s >= _LATE_OF_EXPOSED * exposed.measured
+        is_much = late_s >= _LATE_OF_STEP * (self.step_time_s.measured or 0.0)
+        if exposed.measured <= exposed.predicted or not has_most or not is_much:
+            return None
+        return (
+            f"Of the exposed communication {format_seconds(late_s)} went by waiting for a rank that came later, and "
+            f"{format_seconds(exposed.measured - late_s)} was messages; a prediction has ranks come together, but for what "
+            "`memadvisor calibrate` measured."
+        )
+
+    @property
     def remarks(self) -> tuple[str, ...]:
         """Why figures of the two do not compare, in words; none where they do."""
-        said = (self.other_micro_batch, self.unsteady_in_words, self.other_speed)
+        said = (self.other_micro_batch, self.unsteady_in_words, self.other_speed, self.late_ranks)
         return tuple(each for each in said if each is not None)
 
     @property
@@ -152,6 +171,7 @@ def comparison(
     reserved_bytes = max(
         (p.reserved_bytes for p in peaks if p is not None and p.reserved_bytes is not None), default=None
     )
+    traffic = next((seen for time, seen in zip(times, traffics, strict=False) if time is slowest), None)
     needed_bytes = None if peak is None else peak.allocated_bytes
     if predicted.reserved_bytes is not None and reserved_bytes is not None:
         needed_bytes = reserved_bytes
@@ -181,6 +201,9 @@ def comparison(
         num_micro_batches=Compared(predicted=plan.grad_accum, measured=num_micro_batches),
         unsteady=None if slowest is None else slowest.unsteady,
         plain=plan.plain,
+        late_s=None
+        if slowest is None or traffic is None or traffic.late_fraction is None
+        else slowest.median_s * traffic.late_fraction,
     )
 
 

@@ -16,16 +16,16 @@ def measured_components(
 ) -> dict[str, float | None]:
     """Seconds of the median timed step by component, which sum to it.
 
-    optimizer: its phase. recomputation: second forwards of the units that the plan recomputes; those of the script's own
+    optimizer: its phase, without the communication that is exposed in it. recomputation: second forwards of the units that the plan recomputes; those of the script's own
     checkpoints were in the run that it was worked out from, and are predicted as compute; None where the plan has parts of
     units run again, which nothing tells from the backward around them. exposed_communication: its
     share of the traced step, in which alone collectives are seen; None where it was not recorded, and then it is in
     compute. compute: the rest.
     """
-    exposed_s = None
+    exposed_s, optimizer_s = None, time.by_phase_s["optimizer"]
     if traffic is not None and traffic.exposed_fraction is not None:
         exposed_s = time.median_s * traffic.exposed_fraction
-    optimizer_s = time.by_phase_s["optimizer"]
+        optimizer_s = max(0.0, optimizer_s - time.median_s * (traffic.update_fraction or 0.0))
     again_s = None if has_parts else sum(unit.recompute_s for unit in time.units if unit.unit in recomputed)
     rest_s = time.median_s - optimizer_s - (again_s or 0.0) - (exposed_s or 0.0)
     return {

@@ -34,6 +34,11 @@ from memadvisor.run.run import RankRun, Run
 from memadvisor.units import counted, format_bytes, format_seconds
 
 _WORTH_NAMING = 0.2  # of the peak: states that could lie elsewhere
+_COUNTED_AS_NOTHING = (
+    " What they and compute slow each other at the same time, and how far ranks get out of step, is not known and counted as "
+    "nothing, so that steps are rather predicted too short: `memadvisor calibrate -o hardware.json` measures it, for "
+    "`--hardware hardware.json`."
+)
 
 
 def notes(run: Run, plays: Plays, plain: CapturedStep, found: list[RankedPlan]) -> Iterator[str]:
@@ -338,4 +343,4 @@ def _run_notes(run: Run, num_ranks: int, times: CollectiveTimes | None) -> Itera
     if run.missing_ranks:
         yield f"{counted(len(run.missing_ranks), 'rank')} left nothing readable; the plan rests on the others."
     if times is not None:
-        yield f"Times of collectives: {times.kind} ({times.source})."
+        yield f"Times of collectives: {times.kind} ({times.source}).{_COUNTED_AS_NOTHING if times.slowdown is None else ''}"

@@ -4,7 +4,7 @@ import pytest
 
 from memadvisor.analyzers.communication import bus_factor, communication
 from memadvisor.analyzers.matching import match_collectives
-from memadvisor.run.records import Collective, Operator
+from memadvisor.run.records import Collective, Operator, Span
 from tests.make_run import make_run, step
 
 
@@ -75,6 +75,33 @@ def test_what_a_rank_waits_for_another_to_begin_tracing_is_not_exposed():
 
     assert (traffic.time_s, traffic.exposed_s, traffic.waiting_s, traffic.transfer_s) == (1.0, 1.0, 0.0, 1.0)
     assert traffic.exposed_fraction == pytest.approx(1.0 / 6.0)  # of the 10 s that rank 0's step took, 4 less
+    assert traffic.late_fraction == 0.0
+
+
+def test_what_waits_for_the_last_rank_is_late_where_no_operator_runs():
+    """Rank 0 waits from 1 to 5 s of a step of 10, and computes until 2 s; the rest of its exposed 5 s is transfer."""
+    ranks = two_ranks([call(0, 0, 1.0, 7.0)], [call(1, 0, 5.0, 7.0)], [("aten::mm", 0.0, 2.0)])
+
+    assert traffic_of(ranks).exposed_fraction == pytest.approx(0.5)
+    assert traffic_of(ranks).late_fraction == pytest.approx(0.3)
+    assert traffic_of(ranks, 1).late_fraction == 0.0
+
+
+def test_exposed_communication_inside_the_optimizer_is_told():
+    """Of what is exposed from 4 to 8 s of a step of 10 the optimizer's, from 6 s on, is 2 s."""
+    ranks = tuple(
+        dataclasses.replace(rank, spans=(Span(0, "optimizer", "", 0, 6.0, 9.0),))
+        for rank in two_ranks([call(0, 0, 4.0, 8.0)], [call(1, 0, 4.0, 8.0)])
+    )
+
+    assert traffic_of(ranks).exposed_fraction == pytest.approx(0.4)
+    assert traffic_of(ranks).update_fraction == pytest.approx(0.2)
+
+
+def test_where_a_ranks_record_is_missing_nobody_is_late():
+    ranks = two_ranks([call(0, 0, 1.0, 5.0)], [])
+
+    assert traffic_of(ranks).late_fraction is None
 
 
 def test_collectives_that_wait_together_wait_once():

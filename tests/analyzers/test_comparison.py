@@ -5,6 +5,7 @@ import pytest
 from rich.console import Console
 
 from memadvisor.analyzers.analysis import analysis_to_json, analyze
+from memadvisor.analyzers.communication import communication
 from memadvisor.analyzers.comparison import Compared
 from memadvisor.analyzers.residuals import comparable, measured_components
 from memadvisor.analyzers.step_time import UnitTime, step_time
@@ -133,6 +134,17 @@ def test_second_forwards_of_the_scripts_own_checkpoints_are_compute():
     assert plain["compute"] - planned["compute"] == pytest.approx(0.001)
 
 
+def test_communication_that_is_exposed_in_the_optimizer_counts_once():
+    """What ranks agreed on before an update was in the optimizer's time and in that of communication, and compute too short."""
+    rank = make_run().ranks[0]
+    time = step_time(rank)
+    traffic = dataclasses.replace(communication(rank, {}), exposed_fraction=0.05, update_fraction=0.02)
+    measured = measured_components(time, traffic, ())
+
+    assert measured["optimizer"] == pytest.approx(time.by_phase_s["optimizer"] - 0.02 * time.median_s)
+    assert sum(measured.values()) == pytest.approx(time.median_s)
+
+
 def test_what_parts_of_units_take_again_is_in_compute_on_both_sides():
     time = step_time(make_run().ranks[0])
     measured = measured_components(time, None, ("a",), has_parts=True)
@@ -228,6 +240,27 @@ def test_where_all_that_the_plan_leaves_alone_was_slower_the_machine_is_named():
 )
 def test_one_part_that_was_slower_is_no_matter_of_the_machine(compute_s, optimizer_s):
     assert compared_speeds(compute_s, optimizer_s).other_speed is None
+
+
+def compared_waits(measured_s, late_s):
+    """A prediction of 5 ms of exposed communication, in a step of 102 ms, beside these."""
+    parts = {"exposed_communication": Compared(predicted=0.005, measured=measured_s)}
+    return dataclasses.replace(analyze(make_run(plan=PLAN)).comparison, components_s=parts, late_s=late_s)
+
+
+def test_where_ranks_waited_for_each_other_the_exposed_communication_says_so():
+    """An error of it of -90 % stood there alone, and messages took what they were predicted to."""
+    found = compared_waits(0.03, 0.024)
+
+    assert "24.0 ms went by waiting for a rank that came later, and 6.00 ms was messages" in found.late_ranks
+    assert found.late_ranks in found.remarks
+
+
+@pytest.mark.parametrize(
+    ("measured_s", "late_s"), [(0.03, 0.014), (0.004, 0.004), (0.03, None), (None, None), (0.0, 0.0)]
+)
+def test_waiting_that_is_little_of_it_or_as_predicted_is_not_named(measured_s, late_s):
+    assert compared_waits(measured_s, late_s).late_ranks is None
 
 
 def test_parts_of_the_peak_stand_below_it_and_not_below_the_step_time():
