@@ -138,7 +138,10 @@ def _are_near(tensors: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) 
 
 @torch.no_grad()
 def _first_of(tensor: torch.Tensor) -> torch.Tensor:
-    part = next(plain_tensors(tensor)).detach()
+    part = next(plain_tensors(tensor))
+    if type(part).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise ValueError("its values may be on other ranks, which need not be here")
+    part = part.detach()
     # Of a sharded model's parameters there may be the shape alone.
     if part.untyped_storage().nbytes() < part.numel() * part.element_size():
         raise ValueError("it is not there")

@@ -195,3 +195,27 @@ def test_copies_of_what_is_shared_among_ranks_are_found_without_a_word_to_these(
     assert found == {id(tensor) for tensor in average.values()}
     assert found.isdisjoint(map(id, whole))
     assert told.get_total_counts() == 0
+
+
+class _Elsewhere(torch.Tensor):
+    """As a late tensor of ZeRO stage 3: whoever looks at its values asks the other ranks."""
+
+    num_asked = 0
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        cls.num_asked += 1
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*(each.as_subclass(torch.Tensor) if isinstance(each, cls) else each for each in args))
+
+
+def test_values_that_other_ranks_may_have_are_not_asked_for():
+    """A state dictionary whose values the script keeps under ZeRO stage 3: both ranks hung where the traced step began."""
+    model = _network()
+    models = Models()
+    models.discover(model, [])
+    state = [each.clone().as_subclass(_Elsewhere) for each in model.state_dict().values()]
+    _Elsewhere.num_asked = 0
+
+    assert not {id(each) for each in weight_copies(models)} & set(map(id, state))
+    assert _Elsewhere.num_asked == 0
