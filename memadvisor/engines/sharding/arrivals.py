@@ -5,7 +5,7 @@ units are updated one after another under the updates of the next ones; a unit's
 begins. A script may read them sooner (an average of the weights, a checkpoint, a function that takes a weight), so until
 they are there each parameter's class is swapped for one that waits at whatever needs its values. What reads tensors past
 Python's dispatch outside of a module's forward would not wait, so scripted modules and models that torch.compile has seen
-are not left behind.
+are not left behind; nor is what the script has other tensors of (`p.data`, a state dict that it kept), which are plain ones.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from memadvisor.engines.sharding.flat import Flat
+from memadvisor.engines.sharding.holders import num_holders
 from memadvisor.engines.sharding.replaced import Replaced
 from memadvisor.engines.sharding.sharded_model import ShardedModel
 from memadvisor.engines.sharding.tensor_functions import needs_no_values
@@ -62,6 +63,8 @@ class Arrivals:
     def step_begins(self) -> None:
         """All parameters are there, and where an optimizer step finds them."""
         self.settle()
+        for flat in self._sharded.flats:
+            flat.is_held = flat.full is not None and num_holders(flat.full) > flat.num_own_holders
         self.replaced.take_values(self._sharded.flats)
 
     def begin(self, flat: Flat) -> None:
@@ -86,7 +89,7 @@ class Arrivals:
         self.replaced.give_back()
 
     def _may_begin(self, flat: Flat) -> bool:
-        return not self.replaced.has_taken(flat) and self.can_wait(flat)
+        return not flat.is_held and not self.replaced.has_taken(flat) and self.can_wait(flat)
 
     def _begin(self, flat: Flat) -> None:
         if flat.full is None:

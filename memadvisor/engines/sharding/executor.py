@@ -332,6 +332,7 @@ class Executor:
         self.sharded.in_step = (
             False  # after the count: a question about this step may be answered from here on
         )
+        self.loans.step_ends()
 
     def labelled_tensors(self) -> Iterator[Labelled]:
         return ((tensor, category, flat.unit) for flat in self.flats for tensor, category in flat.tensors())

@@ -129,6 +129,8 @@ class Flat:
     num_elements: int
     slots: list[Slot] = field(default_factory=list)
     full: torch.Tensor | None = None
+    num_own_holders: int = 0  # of the memory of `full`, between steps: itself, parameters and shard
+    is_held: bool = False  # the script had it too when the step began
     own_shard: torch.Tensor | None = None
     grad: torch.Tensor | None = None
     loose: Loose | None = field(default=None, repr=False)

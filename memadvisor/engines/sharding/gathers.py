@@ -90,7 +90,10 @@ class Gathers:
     def meet(self) -> None:
         """All ranks meet before a training pass, and use what has come in behind updates, or let go of it."""
         spoilt = self._is_spoilt or any(
-            flat.loan is not None or flat.shard is None or flat.shard._version != self._behind[flat.index]
+            flat.loan is not None
+            or self._loans.followers.of(flat)
+            or flat.shard is None
+            or flat.shard._version != self._behind[flat.index]
             for flat in self.sharded.flats
             if flat.index in self._behind
         )

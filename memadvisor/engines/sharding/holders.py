@@ -13,6 +13,11 @@ def num_holders(tensor: torch.Tensor) -> int:
 _ALONE = num_holders(torch.empty(1, device="cpu"))
 
 
+def num_holders_beside(tensor: torch.Tensor) -> int:
+    """How many there are beside this one."""
+    return num_holders(tensor) - _ALONE
+
+
 def is_held(tensor: torch.Tensor) -> bool:
     """Whether the script or a graph of autograd has another tensor, a storage or an array of its memory."""
-    return num_holders(tensor) > _ALONE
+    return num_holders_beside(tensor) > 0

@@ -1,7 +1,8 @@
 """Full copies of released parameters, lent to the script: what it reads and writes outside training passes.
 
 A loan is one unit's flat. It ends when all ranks meet next (a training forward, an optimizer step), with what
-was written into it kept; or when another unit is lent, if the script holds nothing of it any more. So a
+was written into it kept, and what the script still holds of it follows the parameter from then on (followers.py); or when
+another unit is lent, if the script holds nothing of it any more. So a
 script that goes through a model's parameters one by one has one unit of it in memory at a time.
 """
 
@@ -13,6 +14,7 @@ import torch
 
 from memadvisor.engines.sharding.early_updates import EarlyUpdates
 from memadvisor.engines.sharding.flat import Flat, Slot
+from memadvisor.engines.sharding.followers import Followers
 from memadvisor.engines.sharding.holders import is_held
 from memadvisor.engines.sharding.service import AnyService
 from memadvisor.engines.sharding.sharded_model import ShardedModel
@@ -25,9 +27,17 @@ class Loans:
         self._sharded = sharded
         self._service = service
         self._early = early
+        self.followers = Followers()
 
     def lend(self, slot: Slot) -> torch.Tensor:
         """Full values of a released parameter, in memory of their own."""
+        is_new, lent = slot.flat.loan is None, self._lend(slot)
+        if is_new and slot.flat.loan is not None:
+            for other in slot.flat.slots:
+                self.followers.overlay(other, other.view(slot.flat.loan))
+        return lent
+
+    def _lend(self, slot: Slot) -> torch.Tensor:
         flat = slot.flat
         self._early.read(flat)
         self._take_back(other for other in self._sharded.flats if other is not flat)
@@ -56,6 +66,8 @@ class Loans:
     def keep_writes(self, slot: Slot) -> None:
         """The script has written into a lent parameter, as every rank does at this point."""
         self._keep(slot.flat)
+        if slot.flat.loan is not None:
+            self.followers.follow(slot, slot.view(slot.flat.loan))
         slot.flat.second = None  # it has the old values
         self._sharded.num_writes += 1
 
@@ -63,10 +75,21 @@ class Loans:
         """Take loans back, with what was written past us (`p.data`); only after a meeting of all ranks."""
         for flat in self._sharded.flats:
             self.end_one(flat)
+        with torch.no_grad():
+            self.followers.take()
+
+    def step_ends(self) -> None:
+        """What the script holds of released parameters gets their new values."""
+        with torch.no_grad():
+            self.followers.fill(self._lend)
+        self._take_back(self._sharded.flats)
 
     def end_one(self, flat: Flat) -> None:
         """Take one loan back, as all ranks do."""
         self._keep(flat)
+        if flat.loan is not None and is_held(flat.loan):
+            for slot in flat.slots:
+                self.followers.add(slot, slot.view(flat.loan))
         flat.loan, flat.is_loan_fixed = None, False
 
     def _keep(self, flat: Flat) -> None:

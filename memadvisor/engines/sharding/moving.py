@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Container
+
 import torch
 
 from memadvisor.engines.sharding.flat import Flat
 from memadvisor.engines.sharding.gradients import GradientShards, ShardedGradient
+from memadvisor.engines.sharding.holders import num_holders, num_holders_beside
 from memadvisor.engines.sharding.paged_flats import Page
 from memadvisor.engines.sharding.parcels import in_storage_order
 from memadvisor.engines.sharding.released import hide, release
 from memadvisor.engines.sharding.sharded_model import ShardedModel
 from memadvisor.engines.sharding.sources import Lates
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
 
 def move_parameters(sharded: ShardedModel, lates: Lates, shards: GradientShards) -> None:
     """Move parameters into flats, and release those of stage 3: one flat after another, so that no more than one of
     them is in memory twice, and of those that lie elsewhere none."""
+    held = _held(sharded)
     with torch.no_grad():
         for flat in sharded.flats:
             if flat.stage > 0:
+                if flat.stage == 3:
+                    for slot in flat.slots:
+                        if id(slot.parameter) in held:
+                            lates.loans.followers.add(slot, slot.parameter.data)
                 if flat.page is not None:
                     _put_away(flat, flat.page, lates)
                 else:
-                    _move(flat)
+                    _move(flat, held)
                     if flat.stage == 3:
                         release(flat, lates)
                 for slot in flat.slots:
@@ -49,13 +60,34 @@ def _put_away(flat: Flat, page: Page, lates: Lates) -> None:
     flat.full.untyped_storage().resize_(0)
 
 
-def _move(flat: Flat) -> None:
+def _move(flat: Flat, held: Container[int]) -> None:
     flat.full = flat.new(flat.padded_numel, flat.script_dtype)
     flat.full[flat.num_elements :].zero_()
     for slot in flat.slots:
         slot.view(flat.full).copy_(slot.parameter)
-        slot.parameter.data = slot.view(flat.full)
+        if flat.stage == 3 or id(slot.parameter) not in held:
+            slot.parameter.data = slot.view(flat.full)
     flat.own_shard = flat.own_slice(flat.full)
     if flat.stage == 3 or flat.has_masters:
         flat.own_shard = flat.own_shard.to(flat.dtype, copy=True)
         flat.full = flat.full.to(flat.param_dtype)
+    flat.num_own_holders = num_holders(flat.full)
+
+
+def _held(sharded: ShardedModel) -> frozenset[int]:
+    """Parameters, by identity, whose memory the script has other tensors of (`p.data`, what it has loaded by `assign`): in
+    stages 1 and 2 such a parameter stays there, as one that is put elsewhere later (replaced.py); in stage 3 it follows."""
+    root = sharded.live.root
+    plain = [
+        each
+        for each in {*root.parameters(), *root.buffers()}
+        if each.layout is torch.strided and type(each) in _PLAIN
+    ]
+    own = Counter(each.untyped_storage().data_ptr() for each in plain)
+    return frozenset(
+        id(slot.parameter)
+        for flat in sharded.flats
+        if flat.stage > 0
+        for slot in flat.slots
+        if num_holders_beside(slot.parameter) >= own[slot.parameter.untyped_storage().data_ptr()]
+    )

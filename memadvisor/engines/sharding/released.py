@@ -67,7 +67,7 @@ class ReleasedParameter(torch.nn.Parameter):
                     lates.sharded.num_writes += 1
                     return args[0]  # it is the parameter itself
             if getattr(func, "__name__", "") == "__set__":
-                result = _lent(args[0]).copy_(args[1])  # parameter.data = value
+                result = _given(args[0], args[1])
             else:
                 if name_of(func) in _UNSEEN and type(args[0]) is ReleasedParameter:
                     _owner(args[0])[0].flat.is_loan_fixed = True
@@ -154,6 +154,15 @@ def _owner(parameter: torch.Tensor) -> tuple[Slot, Lates]:
 def _lent(parameter: torch.Tensor) -> torch.Tensor:
     slot, lates = _owner(parameter)
     return lates.loans.lend(slot)
+
+
+def _given(parameter: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """`parameter.data = values`: from now on that memory is the parameter's."""
+    slot, lates = _owner(parameter)
+    lent = lates.loans.lend(slot).copy_(values)
+    lates.loans.followers.drop(slot)
+    lates.loans.followers.add(slot, values)
+    return lent
 
 
 def _seen_dtype(parameter: torch.Tensor) -> torch.dtype:
