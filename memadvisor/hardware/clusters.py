@@ -38,7 +38,7 @@ def parse_cluster(text: str) -> Cluster:
         accelerator,
         num_nodes=num_nodes,
         per_node=per_node,
-        inside=_inside(accelerator, options.get("inside"), per_node),
+        inside=_inside(accelerator, options.get("inside"), num_nodes, per_node),
         across=across,
     )
 
@@ -61,7 +61,7 @@ def make_cluster(
     if per_node > 1 and inside is None:
         if links is None:
             raise _unknown(accelerator, "what joins its devices inside a node", "inside=900GB/s")
-        inside = links.mesh or links.pcie
+        inside = links.mesh_of(num_nodes, per_node) or links.pcie
     reference = None if links is None else links.reference
     if num_nodes > 1 and across is None:
         if reference is None or reference.bytes_per_s is None:
@@ -118,18 +118,19 @@ def network_link(bytes_per_s: float, source: str, card_bytes_per_s: float | None
     )
 
 
-def named_inside(accelerator: Hardware, name: str) -> Link:
+def named_inside(accelerator: Hardware, name: str, num_nodes: int = 1, per_node: int = 1) -> Link:
     """The `nvlink` (or another mesh), or the `pcie`, of a device. Raises UsageError where it has none."""
     links = links_of(accelerator)
     if links is None:
         raise _unknown(accelerator, f"its {name}", "inside=64GB/s")
     if name == "pcie":
         return links.pcie
-    if links.mesh is None:
+    mesh = links.mesh_of(num_nodes, per_node)
+    if mesh is None:
         raise UsageError(
             f"{accelerator.name} has no mesh of links inside a node.", hint="write inside=pcie, or a rate."
         )
-    return links.mesh
+    return mesh
 
 
 def parse_network(text: str, per_node: int) -> tuple[float, float | None]:
@@ -142,12 +143,12 @@ def parse_network(text: str, per_node: int) -> tuple[float, float | None]:
     return parse_rate(text), None
 
 
-def _inside(accelerator: Hardware, text: str | None, per_node: int) -> Link | None:
+def _inside(accelerator: Hardware, text: str | None, num_nodes: int, per_node: int) -> Link | None:
     if text is None or per_node == 1:
         return None
     name = text.lower()
     if name in ("nvlink", "xgmi", "mesh", "pcie"):
-        return named_inside(accelerator, "pcie" if name == "pcie" else "mesh")
+        return named_inside(accelerator, "pcie" if name == "pcie" else "mesh", num_nodes, per_node)
     links = links_of(accelerator)
     usual = None if links is None else (links.mesh or links.pcie)
     return Link(

@@ -12,7 +12,7 @@ Of TPUs' links and Ascend's none is published; NVLink's is taken.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memadvisor.hardware.cluster import Link
 
@@ -37,12 +37,25 @@ class ReferenceNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceLinks:
-    """The links of one catalogue entry, as the module describes them."""
+    """The links of one catalogue entry, as the module describes them. `sold_in_fours`: also on boards of four that links
+    join one to one, where the usual node has a switch (NVIDIA, Introducing HGX A100, 2020; HGX H100 of four)."""
 
     mesh: Link | None
     pcie: Link
     host: Link
     reference: ReferenceNode | None = None
+    sold_in_fours: bool = False
+
+    def mesh_of(self, num_nodes: int, per_node: int) -> Link | None:
+        """As nodes of so many have it. Several nodes of four are boards of four: one of four may be a part of eight. A node
+        of more than links join without a switch has one, as the DGX-2 of 16 V100 where the DGX-1 has 8."""
+        if self.mesh is None or self.reference is None:
+            return self.mesh
+        if self.sold_in_fours and num_nodes > 1 and per_node == 4:
+            return replace(self.mesh, num_peers=3)
+        if self.mesh.num_peers is not None and per_node > self.reference.per_node:
+            return replace(self.mesh, num_peers=None)
+        return self.mesh
 
 
 def _nvlink(bytes_per_s: float, source: str = _SHEET, num_peers: int | None = None) -> Link:
@@ -73,16 +86,27 @@ def _fabric(bytes_per_s: float, source: str, num_peers: int | None = None) -> Li
     )
 
 
+def _ici(bytes_per_s: float, pod: ReferenceNode, sheet: str) -> Link:
+    source = f"{pod.source}: {sheet}"
+    return Link(kind="ICI", bytes_per_s=bytes_per_s, alpha_s=NVLINK_LATENCY_S, source=source)
+
+
 def _pcie(generation: int) -> Link:
     rate = {3: 16e9, 4: 32e9, 5: 64e9}[generation]
     return Link(kind=f"PCIe {generation}.0 x16", bytes_per_s=rate, alpha_s=PCIE_LATENCY_S, source=PCIE_SHEET)
 
 
 def _links(
-    pcie: int, mesh: Link | None = None, reference: ReferenceNode | None = None, host: Link | None = None
+    pcie: int,
+    mesh: Link | None = None,
+    reference: ReferenceNode | None = None,
+    host: Link | None = None,
+    *,
+    fours: bool = False,
 ) -> DeviceLinks:
     bus = _pcie(pcie)
-    return DeviceLinks(mesh=mesh, pcie=bus, host=bus if host is None else host, reference=reference)
+    host = bus if host is None else host
+    return DeviceLinks(mesh=mesh, pcie=bus, host=host, reference=reference, sold_in_fours=fours)
 
 
 def _node(name: str, num_cards: int, gbit_per_s: float, source: str, per_node: int = 8) -> ReferenceNode:
@@ -226,33 +250,16 @@ _GH200_MESH = _nvlink(
     "NVIDIA GH200 data sheet: NVLink 900 GB/s both ways; four of them as in arXiv:2408.11556, section 2",
     num_peers=3,
 )
+# Six links of each, one or two to a neighbour (NVIDIA DGX-1 with Tesla V100 system architecture, figure 4: hybrid cube mesh): two
+# ranks have one between them, and rings through more as many as the others have to each.
+_V100_MESH = _nvlink(150e9, num_peers=6)
 _MI250X_MESH = _fabric(200e9, "AMD MI250X product page: 8 links of 100 GB/s both ways a module, of two dies")
 _MI300X_MESH = _fabric(448e9, "AMD MI300X data sheet: 7 links of 128 GB/s both ways", num_peers=7)
 _MI355X_MESH = _fabric(537.6e9, "AMD MI355X data sheet: 7 links of 153.6 GB/s both ways", num_peers=7)
-_TPU_V4_MESH = Link(
-    kind="ICI",
-    bytes_per_s=300e9,
-    alpha_s=NVLINK_LATENCY_S,
-    source=f"{_TPU_V4_POD.source}: 6 links of 50 GB/s",
-)
-_TPU_V5E_MESH = Link(
-    kind="ICI",
-    bytes_per_s=200e9,
-    alpha_s=NVLINK_LATENCY_S,
-    source=f"{_TPU_V5E_POD.source}: 400 GB/s both ways",
-)
-_TPU_V6E_MESH = Link(
-    kind="ICI",
-    bytes_per_s=400e9,
-    alpha_s=NVLINK_LATENCY_S,
-    source=f"{_TPU_V6E_POD.source}: 800 GB/s both ways",
-)
-_TPU_7X_MESH = Link(
-    kind="ICI",
-    bytes_per_s=600e9,
-    alpha_s=NVLINK_LATENCY_S,
-    source=f"{_TPU_7X_POD.source}: 1200 GB/s both ways",
-)
+_TPU_V4_MESH = _ici(300e9, _TPU_V4_POD, "6 links of 50 GB/s")
+_TPU_V5E_MESH = _ici(200e9, _TPU_V5E_POD, "400 GB/s both ways")
+_TPU_V6E_MESH = _ici(400e9, _TPU_V6E_POD, "800 GB/s both ways")
+_TPU_7X_MESH = _ici(600e9, _TPU_7X_POD, "1200 GB/s both ways")
 _GAUDI3_MESH = Link(
     kind="Ethernet of Gaudi 3",
     bytes_per_s=525e9,
@@ -286,26 +293,21 @@ _GAUDI2_MESH = Link(
     source=f"{_GAUDI2_NODE.source}: 21 ports of 100 Gbit/s inside a node",
     num_peers=7,
 )
-_TPU_V5P_MESH = Link(
-    kind="ICI",
-    bytes_per_s=300e9,
-    alpha_s=NVLINK_LATENCY_S,
-    source=f"{_TPU_V5P_POD.source}: 4800 Gbit/s both ways",
-)
+_TPU_V5P_MESH = _ici(300e9, _TPU_V5P_POD, "4800 Gbit/s both ways")
 
 LINKS: dict[str, DeviceLinks] = {
-    "V100-SXM2-16GB": _links(3, _nvlink(150e9), _DGX_V100),
-    "V100-SXM2-32GB": _links(3, _nvlink(150e9), _DGX_V100),
+    "V100-SXM2-16GB": _links(3, _V100_MESH, _DGX_V100),
+    "V100-SXM2-32GB": _links(3, _V100_MESH, _DGX_V100),
     "V100-PCIe-16GB": _links(3),
     "V100-PCIe-32GB": _links(3),
-    "A100-SXM4-40GB": _links(4, _nvlink(300e9), _DGX_A100),
-    "A100-SXM4-80GB": _links(4, _nvlink(300e9), _DGX_A100),
+    "A100-SXM4-40GB": _links(4, _nvlink(300e9), _DGX_A100, fours=True),
+    "A100-SXM4-80GB": _links(4, _nvlink(300e9), _DGX_A100, fours=True),
     "A100-PCIe-80GB": _links(4),
-    "H100-SXM-80GB": _links(5, _nvlink(450e9), _DGX_H100),
+    "H100-SXM-80GB": _links(5, _nvlink(450e9), _DGX_H100, fours=True),
     "H100-PCIe-80GB": _links(5),
     "H100-NVL-94GB": _links(5),
     "H800-SXM-80GB": _links(5, _nvlink(200e9, _H800_NODE.source), _H800_NODE),
-    "H200-SXM-141GB": _links(5, _nvlink(450e9), _DGX_H100),
+    "H200-SXM-141GB": _links(5, _nvlink(450e9), _DGX_H100, fours=True),
     "GH200-96GB": _links(5, _GH200_MESH, _ALPS, host=_C2C),
     "GH200-144GB": _links(5, _GH200_MESH, _ALPS, host=_C2C),
     "B200-180GB": _links(5, _nvlink(900e9), _DGX_B200),
@@ -315,7 +317,7 @@ LINKS: dict[str, DeviceLinks] = {
     "H20-SXM-96GB": _links(5, _nvlink(450e9, "as the H20 in the catalogue: NVLink 900 GB/s both ways")),
     "B300-288GB": _links(5, _nvlink(900e9), _DGX_B300),
     "GB300-279GB": _links(5, _nvlink(900e9), _GB300_RACK, host=_HALF_C2C),
-    "P100-SXM2-16GB": _links(3, _nvlink(80e9)),
+    "P100-SXM2-16GB": _links(3, _nvlink(80e9, num_peers=4)),
     "T4-16GB": _links(3),
     "A30-24GB": _links(4),
     "A40-48GB": _links(4),

@@ -31,6 +31,24 @@ def test_superchips_of_a_node_have_nvlink_among_them():
     assert cluster.across.bytes_per_s == 25e9
 
 
+@pytest.mark.parametrize("inside", ["", ",inside=nvlink"])
+@pytest.mark.parametrize(
+    "text, num_peers",
+    [
+        ("8xV100,nodes=2", 6),  # the DGX-1's cube mesh
+        ("4xV100", 6),
+        ("16xV100", None),  # the DGX-2 has switches
+        ("4xA100,nodes=2", 3),  # boards of four have none
+        ("4xH100,nodes=8", 3),
+        ("8xA100,nodes=2", None),
+        ("4xA100", None),  # may be a part of eight
+        ("4xH800,nodes=2", None),  # not sold in fours
+    ],
+)
+def test_whether_links_of_a_node_go_through_a_switch(text, num_peers, inside):
+    assert parse_cluster(text + inside).inside.num_peers == num_peers
+
+
 def test_links_as_given():
     cluster = parse_cluster("4 x L40S, nodes=2, across=8x100Gbps, inside=pcie")
 

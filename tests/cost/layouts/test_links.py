@@ -46,6 +46,14 @@ def test_a_mesh_without_a_switch_gives_a_group_the_links_among_its_ranks():
     assert message_seconds(amd, 64e9, 2, 1, FITTED)[0] > 1.0
 
 
+def test_two_v100_of_a_cube_mesh_have_one_of_six_links_between_them():
+    """NVIDIA DGX-1: ranks 0 and 1 are joined by one link of 25 GB/s, all eight by six each."""
+    node = named_cluster(named_hardware("V100-SXM2-32GB"), num_nodes=1, per_node=8)
+    rates = [group_of(node, size, 1, FITTED).bytes_per_s / FITTED.inside_share for size in (2, 4, 8)]
+
+    assert rates == pytest.approx([25e9, 75e9, 150e9])
+
+
 @pytest.mark.parametrize(("name", "near", "reached"), [("MI325X", 8, 319e9), ("MI355X", 8, 386e9), ("MI355X", 4, 162e9)])  # fmt: skip
 def test_rings_over_links_one_by_one_reach_what_rccl_was_measured_to(name, near, reached):
     """Exchanges go straight from each to each, of which nothing is known but the sheet's rate."""
