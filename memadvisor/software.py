@@ -21,6 +21,11 @@ from memadvisor.software_torch import (
 )
 from memadvisor.software_traits import Preset, Software
 
+# What DeepSpeed's update on the host moves of its 30 B a parameter where a node has several ranks: each has one core where
+# torchrun starts them (torch/distributed/run.py sets OMP_NUM_THREADS to 1), and all of them all cores where its own launcher
+# does. The median of what six published machines took, 1.3 to 12 GB/s (docs/cost-model.md).
+_CPU_ADAM_BYTES_PER_S = 5e9
+
 MODERN = Preset(
     software=Software(),
     meaning="bf16, fused attention, gradients summed and reduced in fp32, reduced under the backward; 18 B a parameter",
@@ -178,6 +183,7 @@ MEGATRON_DEEPSPEED = Preset(
         fused_accumulation=True,
         reduce_bucket_elements=5e8,
         update_gradient_bytes=4,
+        host_update_bytes_per_s=_CPU_ADAM_BYTES_PER_S,
     ),
     meaning="as megatron-2021, with DeepSpeed's engine and pipeline: gradients summed and reduced in fp16, 16 B a parameter, by "
     "a bucket, and cast to fp32 for the update; of bf16 kept in it, and summed and reduced in fp32 besides",
@@ -234,6 +240,7 @@ DEEPSPEED = Preset(
         update_group_elements=1e9,
         offload_gradients=True,
         module_hook_s=0.3e-3,
+        host_update_bytes_per_s=_CPU_ADAM_BYTES_PER_S,
         stage_rule="even",
     ),
     meaning="ZeRO: parameters and gradients in 16 bits, master weights and moments in fp32; 16 B a parameter; buckets and "

@@ -165,6 +165,9 @@ class Software:
     joins_gradients: bool = False
     # Of a layer's launches, those that the host makes; the others are replayed from CUDA graphs.
     launch_share: float = 1.0
+    # What an update of state on the host moves a second for each of several ranks; a rank alone moves a share of eight in a
+    # server's 200 GB/s.
+    host_update_bytes_per_s: float = 25e9
     # What the host takes of each module under ZeRO stage 3 (cost/layouts/module_hooks.py).
     module_hook_s: float = 0.0
     # Exchanges of experts go on under another microbatch's layers.

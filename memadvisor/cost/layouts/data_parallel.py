@@ -163,7 +163,7 @@ def optimizer_seconds(
     """Every byte of the optimizer's state is read and written, gradients are read (twice, for their norm), parameters
     written; code that is not fused goes over them more often.
 
-    State on the host: gradients go there, parameters come back, and the host's memory is what limits the update.
+    State on the host: gradients go there, parameters come back, and the host limits the update.
     """
     layout, software = step.layout, step.software
     states = state_bytes(software)
@@ -173,12 +173,13 @@ def optimizer_seconds(
     )
     moved = 2.0 * optimizer + 2.0 * gradient + parameter
     if layout.offload_optimizer and host_bytes_per_s is not None:
-        return (gradient + parameter) / host_bytes_per_s + moved / HOST_MEMORY_BYTES_PER_S
+        rate = software.host_update_bytes_per_s if layout.num_ranks > 1 else _LONE_HOST_UPDATE_BYTES_PER_S
+        return (gradient + parameter) / host_bytes_per_s + moved / rate
     return stream_seconds(device, moved * software.update_passes)
 
 
-# What one accelerator's share of a server's memory keeps up in an update on its cores: eight share about 200 GB/s.
-HOST_MEMORY_BYTES_PER_S = 25e9
+# What a server's memory keeps up for one of eight ranks: less than a rank alone has, which other work of the host takes up.
+_LONE_HOST_UPDATE_BYTES_PER_S = 25e9
 
 
 def exposed_step_seconds(

@@ -7,6 +7,7 @@ from memadvisor.cost.layouts.coefficients import FITTED
 from memadvisor.cost.layouts.data_parallel import (
     bare_seconds,
     microbatch_traffic,
+    optimizer_seconds,
     replica_groups,
     step_traffic,
 )
@@ -186,3 +187,16 @@ def test_megatron_sizes_its_buckets_by_elements_and_replicas(replicas, overlaps,
         step, count, replica_groups(layout, latency_alone, host_bytes_per_s=None)
     )
     assert reduce_s == gather_s == reduce_messages
+
+
+@pytest.mark.parametrize(("trainer", "ranks", "rate"), [("deepspeed", 8, 5e9), ("deepspeed", 1, 25e9), ("megatron-core", 8, 25e9)])  # fmt: skip
+def test_what_updates_on_the_host_by_deepspeed_take_where_ranks_share_its_cores(trainer, ranks, rate):
+    """State is read and written, gradients are read twice, parameters written."""
+    layout = Layout(data=ranks, offload_optimizer=True)
+    software = replace(find_preset(trainer).software, parameter_bytes=2, gradient_bytes=2, optimizer_bytes=12)
+    step = TrainingStep(layout=layout, seq_len=1024, software=software)
+    count = StageParameters(shared=1e9, experts=0.0, widest_layer=0.0)
+
+    found_s = optimizer_seconds(step, count, None, math.inf)
+
+    assert found_s == pytest.approx((2 * 12 + 2 * 2 + 2) * 1e9 / rate)
