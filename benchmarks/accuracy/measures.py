@@ -59,3 +59,9 @@ def allocated(estimate: StepEstimate) -> float:
 
 def with_context(estimate: StepEstimate) -> float:
     return estimate.worst.total_bytes
+
+
+def before_first_update(estimate: StepEstimate) -> float:
+    """What is reserved in a job's first forward and backward: Adam's two moments, 8 of the state's 12 B a parameter, are made by
+    its first update."""
+    return estimate.peak_memory_bytes - 2 / 3 * estimate.worst.optimizer_bytes

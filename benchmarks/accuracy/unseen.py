@@ -18,6 +18,7 @@ from benchmarks.accuracy.blind_layouts import FIRST_LAYOUTS, LAYOUTS
 from benchmarks.accuracy.blind_logs import FIRST_LOGS, LOGS
 from benchmarks.accuracy.blind_machines import FIRST_MACHINES, MACHINES
 from benchmarks.accuracy.blind_measured import FIRST_MEASURED, MEASURED
+from benchmarks.accuracy.blind_offloads import FIRST_OFFLOADS, OFFLOADS
 from benchmarks.accuracy.blind_recipes import FIRST_RECIPES, RECIPES
 from benchmarks.accuracy.blind_suites import FIRST_SUITES, SUITES
 from benchmarks.accuracy.blind_sweeps import FIRST_SWEEPS, SWEEPS
@@ -197,6 +198,7 @@ UNSEEN = (
     *CARDS,
     *LOGS,
     *SWEEPS,
+    *OFFLOADS,
 )
 
 
@@ -267,6 +269,7 @@ def _blind(frames: Mapping[str, pd.DataFrame]) -> list[str]:
         | FIRST_CARDS
         | FIRST_LOGS
         | FIRST_SWEEPS
+        | FIRST_OFFLOADS
     ).items():
         frame = frames[name]
         time, memory = (
