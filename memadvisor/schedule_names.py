@@ -8,7 +8,7 @@ import re
 _SPELLINGS = {
     "gpipe": "gpipe afab allforwardallbackward fthenb filldrain",
     "1f1b": "1f1b onef1b oneforwardonebackward onefoneb dapple pipedreamflush noninterleaved 1f1bnoninterleaved noninterleaved1f1b megatron1f1b",
-    "interleaved": "interleaved 1f1bi i1f1b 1f1binterleaved interleaved1f1b interleave interleaving megatroninterleaved megatron1f1bi megatroninterleaved1f1b vpp 1f1bvpp virtualpipeline",
+    "interleaved": "interleaved 1f1bi i1f1b 1f1binterleaved interleaved1f1b interleave interleaving megatroninterleaved megatron1f1bi megatroninterleaved1f1b vpp 1f1bvpp virtualpipeline depthfirst dfs",
     "breadth-first": "breadthfirst bfs loopedbfs",
     "bpipe": "bpipe",
     "2bw": "2bw pipedream2bw",

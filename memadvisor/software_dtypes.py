@@ -178,7 +178,7 @@ _DTYPES = {
     "fp8": r"fp8|float8|e4m3|e5m2",  # fp8-cs, mxfp8, bf16+fp8
     "bf16": r"bf16|bfloat16|bf-16",
     "fp16": r"fp16|float16|fp-16|half|(?<![a-z0-9])f?16(?![0-9])",
-    "16": r"mixed|amp|autocast|(?<![a-z0-9])o[12](?![a-z0-9])",
+    "16": r"mixed|\bmix\b|amp|autocast|(?<![a-z0-9])o[12](?![a-z0-9])",
     "tf32": r"tf32|tensorfloat",
     "fp32": r"fp32|float32|fp-32|single|full|(?<![a-z0-9])f?32(?![0-9])",
 }

@@ -79,6 +79,15 @@ DATA_CENTER_CARDS: tuple[CatalogueEntry, ...] = (
         sources=one_page(V100),
     ),
     CatalogueEntry(
+        name="V100S-PCIe-32GB",
+        aliases=("v100s", "v100s-32gb", "tesla v100s"),
+        memory_bytes=32 * 10**9,
+        memory_bandwidth_bytes_per_s=1134e9,
+        peak_flops_per_s={"float16": 130e12, "float32": 16.4e12, "float64": 8.2e12},
+        power_w=250,
+        sources=one_page(V100),
+    ),
+    CatalogueEntry(
         name="V100-SXM2-32GB",
         aliases=("v100", "v100-32gb", "v100-32", "v100-sxm"),
         memory_bytes=32 * 10**9,

@@ -300,6 +300,7 @@ LINKS: dict[str, DeviceLinks] = {
     "V100-SXM2-32GB": _links(3, _V100_MESH, _DGX_V100),
     "V100-PCIe-16GB": _links(3),
     "V100-PCIe-32GB": _links(3),
+    "V100S-PCIe-32GB": _links(3),
     "A100-SXM4-40GB": _links(4, _nvlink(300e9), _DGX_A100, fours=True),
     "A100-SXM4-80GB": _links(4, _nvlink(300e9), _DGX_A100, fours=True),
     "A100-PCIe-80GB": _links(4),

@@ -242,7 +242,7 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
     ),
     CatalogueEntry(
         name="Gaudi-2-96GB",
-        aliases=("gaudi2", "gaudi 2", "gaudi2 hpu"),
+        aliases=("gaudi2", "gaudi 2", "gaudi2 hpu", "hl-225", "hl-225b"),
         memory_bytes=96 * 10**9,
         memory_bandwidth_bytes_per_s=2.46e12,
         peak_flops_per_s={"float8_e4m3fn": 865e12, "bfloat16": 432e12},
@@ -252,7 +252,7 @@ OTHER_CARDS: tuple[CatalogueEntry, ...] = (
     ),
     CatalogueEntry(
         name="Gaudi-3-128GB",
-        aliases=("gaudi3", "gaudi 3", "gaudi3 hpu"),
+        aliases=("gaudi3", "gaudi 3", "gaudi3 hpu", "hl-325", "hl-325l"),
         memory_bytes=128 * 10**9,
         memory_bandwidth_bytes_per_s=3.67e12,
         peak_flops_per_s={"float8_e4m3fn": 1835e12, "bfloat16": 1835e12},

@@ -36,7 +36,7 @@ _OF_WORDS = (
     "params_b",
 )
 _NUMBER = re.compile(
-    r"[~\u2248]?\s*([+-]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([kmbtKMBT]?)"
+    r"[~\u2248]?\s*([+-]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*((?i:million|billion|trillion)|[kmbtKMBT]?)"
     r"(?:\s*(?:[gG]i?[bB](?:/s)?|[gG]|W|tokens?|toks?|params?|parameters|[gG][pP][uU]s?|layers?|seqs?|sequences?|samples?|nodes?|cards?|stages?))?",
     re.ASCII,
 )
@@ -117,7 +117,7 @@ class Cells:
             return math.nan
         digits, suffix = match.groups()
         thousand = 1024.0 if column in _BINARY else 1000.0
-        return float(re.sub("[,_]", "", digits)) * thousand ** " kmbt".index(suffix.lower() or " ")
+        return float(re.sub("[,_]", "", digits)) * thousand ** " kmbt".index(suffix[:1].lower() or " ")
 
     def flag(self, column: str) -> bool | None:
         """Yes or no. Raises UsageError for anything else."""

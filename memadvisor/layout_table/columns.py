@@ -76,7 +76,7 @@ SPREAD = (
     _column("expert_imbalance", "capacity_factor moe_expert_capacity_factor", "tokens of the fullest expert-parallel rank over the mean, or the capacity factor; 1 to ep", "1"),
     _column("shard", "dp_shard hsdp_shard shard_group_size fsdp_size data_parallel_shard_degree fsdp_shard_size fsdp_shards sharding_degree sharded_data_parallel_degree ici_fsdp_parallelism", "replicas among which ZeRO shards", "all; gpus_per_node for HYBRID_SHARD"),
     _column("replicate", "dp_replicate data_parallel_replicate_degree dcn_data_parallelism", "groups of such replicas; dp is shard replicate", "not used"),
-    _column("zero_stage", "zero zero_equiv zero_level deepspeed_stage deepspeed_zero_stage zero_optimization_stage sharding_stage zero_dp zero_type ds_stage", "ZeRO stage 0 to 3", "of `strategy`; else the trainer's own"),
+    _column("zero_stage", "zero zero_equiv zero_level deepspeed_stage deepspeed_zero_stage zero_optimization_stage sharding_stage zero_dp zero_type ds_stage", "ZeRO stage 0 to 3 (of PaddlePaddle os, os_g, p_g_os)", "of `strategy`; else the trainer's own"),
     _column("fsdp", "use_fsdp fsdp_degree fsdp_config fully_sharded enable_fsdp", "torch's FSDP: yes, a word of `strategy`, or how many replicas share a shard's parameters (`shard`)", "not used"),
     _column("distributed_optimizer", "dist_opt dist_optim dist_optimizer use_distributed_optimizer distributed_optim", "that optimizer state is sharded (ZeRO stage 1), where `zero_stage` is not said", "the trainer's own"),
     _column("zeropp", "zero_plus_plus", "options of ZeRO++, of ZeRO stage 3, with commas: hpz, qwz, qgz (the last two are lossy)", "none"),

@@ -5,12 +5,18 @@ from __future__ import annotations
 import re
 
 _EACH = re.compile(r"(\d+)\s*(?:x|\(?(?:/|per)\s*(?:gpu|device|rank|card|replica)\)?)", re.IGNORECASE)
-_TOKENS = re.compile(r"([\d,]+)\s*(?:tokens?|toks?)", re.IGNORECASE)
+_TOKENS = re.compile(r"([\d,]+\s*k?)\s*(?:tokens?|toks?)", re.IGNORECASE)
 _TIMES = re.compile(r"([\d,]+)\s*[x*\u00d7]\s*([\d,]+)(k?)", re.IGNORECASE)
 _OF_ALL = r"([\d,]+)\s*\(?(?:global|total|overall)\)?|(?:global|total|overall)\W*([\d,]+)"
 _SHORTEST = 128  # tokens of a sequence
 _BITS = re.compile(r"(?:bnb[\s_-]*)?(?:(4|8)[\s_-]*bits?|(nf4|int[48]))", re.IGNORECASE)
 _ZEROPP = r"zero[\s_-]*(?:\+\+|pp|plus[\s_-]*plus)"
+_LABELS = {
+    "seq_len": r"s|max|up to|ctx|context|(?:max[\s_-]*)?seq(?:uence)?(?:[\s_-]*len(?:gth)?)?",
+    "micro_batch_size": r"b|bs|mbs|micro[\s_-]*batch|batch(?:[\s_-]*size)?",
+    "global_batch_seqs": r"b|bs|gbs|(?:global[\s_-]*)?batch(?:[\s_-]*size)?",
+    "batch_size": r"b|bs|batch(?:[\s_-]*size)?",
+}
 _STRATEGIES = {
     _ZEROPP: {"strategy": "ZeRO-3", "zeropp": "qwz,hpz,qgz"},
     r"(?:colossal-?ai[\s_-]*)?gemini(?:[\s_-]*(?:ddp|plugin))?": {"strategy": "ZeRO-3"},
@@ -21,6 +27,7 @@ _STRATEGIES = {
 
 
 def loose_words(said: dict[str, str]) -> dict[str, str]:
+    _unlabelled(said)
     return _strategy(said) | _sequences(said) | _quantised(said) | _compiled(said) | _schedule(said)
 
 
@@ -39,6 +46,15 @@ def _strategy(said: dict[str, str]) -> dict[str, str]:
         (words for names, words in _STRATEGIES.items() if re.fullmatch(names, text, re.IGNORECASE)), {}
     )
     return {name: word for name, word in found.items() if name == "strategy" or name not in said}
+
+
+def _unlabelled(said: dict[str, str]) -> None:
+    """Numbers with their own name before them: `seq 2048`, `b=2`, `max 4096`."""
+    for column, names in _LABELS.items():
+        if (
+            found := re.fullmatch(rf"(?:{names})[\s=:_-]*(\d.*)", said.get(column, ""), re.IGNORECASE)
+        ) is not None:
+            said[column] = found[1]
 
 
 def _sequences(said: dict[str, str]) -> dict[str, str]:

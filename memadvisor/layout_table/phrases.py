@@ -94,8 +94,35 @@ def says_something(text: str) -> bool:
     return bool(phrased({"parallelism": text}))
 
 
+# Where the layout begins in the name of a benchmark: `llama3-8b-tp1-pp2-mbs1`, `gpt3_175b_tp8_pp16`, `GPT-3 175B (TP=8, PP=8)`.
+_LAYOUT_IN_NAME = re.compile(
+    r"[\s_(\[-]+(?=(?:(?:dp|tp|pp|cp|ep|vpp?|mbs|gbs|seq(?:_?len)?)\s*[=:_-]?\s*\d|fsdp|zero))", re.IGNORECASE
+)
+_SIZED = re.compile(r"(?<![a-z])seq(?:_?len)?\s*[=:_-]?\s*(\d+k?)(?![a-z\d])", re.IGNORECASE)
+_DTYPE = re.compile(r"[\s_-]+(bf16|fp16|fp8|fp32)(?![a-z\d])", re.IGNORECASE)
+
+
+def _configured(said: dict[str, str]) -> None:
+    """The name of a benchmark is its model and the layout behind it."""
+    parts = _LAYOUT_IN_NAME.split(said.get("model", ""), maxsplit=1)
+    if len(parts) < 2:
+        return
+    dtype = _DTYPE.search(said["model"])
+    name, rest = (_DTYPE.sub("", part) for part in parts)
+    if named_architecture(name) is None and not re.search(r"(?:^|[\s_-])\d+(?:\.\d+)?[bm]$", name.lower()):
+        return
+    if dtype is not None:
+        said.setdefault("precision", dtype[1])
+    if (length := _SIZED.search(rest)) is not None:
+        said.setdefault("seq_len", length[1])
+    said["model"] = name
+    rest = re.sub(r"[\s_-]*[,_-][\s_-]*", ", ", rest.strip(" )]"))
+    said["parallelism"] = ", ".join(each for each in (said.get("parallelism"), rest) if each)
+
+
 def _named(said: dict[str, str]) -> None:
     """A name with more behind a comma, where what stands before is known, is the model, and the rest a phrase."""
+    _configured(said)
     name, comma, rest = said.get("model", "").partition(",")
     if not comma or named_architecture(said["model"]) is not None or named_architecture(name) is None:
         return

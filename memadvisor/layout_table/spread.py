@@ -21,7 +21,16 @@ from memadvisor.software_traits import Preset
 from memadvisor.zeropp_options import ZeroPP, zeropp_fields, zeropp_names
 
 # What is sharded, of words that say that alone.
-_SHARDS = {"optim": 1, "optimizer": 1, "optimizerstates": 1, "distopt": 1, "full": 3, "hybrid": 3}
+_SHARDS = {
+    "optim": 1,
+    "optimizer": 1,
+    "optimizerstates": 1,
+    "distopt": 1,
+    "full": 3,
+    "hybrid": 3,
+    "os": 1,
+    "pgos": 3,
+}
 _TICKS = set(YES) - {"1", "1.0"}  # yes, and no number
 _NAMES_DEGREES = re.compile(r"(?<![a-z])(dp|tp|mp|pp|cp|ep|sp)(\s*[-=:_]?\s*\d|\b)", re.IGNORECASE)
 
@@ -100,7 +109,7 @@ def _batch(cells: Cells, degrees: Degrees, seq_len: int) -> tuple[int, int, bool
     size, count, total = (cells.whole(n) for n in ("micro_batch_size", "grad_accum", "global_batch_seqs"))
     tokens = cells.number("global_batch_tokens")
     if total is None and tokens is not None:
-        total = max(1, round(tokens / seq_len))
+        total = max(1, round(_whole_sequences(tokens, seq_len) / seq_len))
     if total is None:
         if count is None:
             cells.note("no batch: one microbatch of each replica is taken")
@@ -121,8 +130,18 @@ def _batch(cells: Cells, degrees: Degrees, seq_len: int) -> tuple[int, int, bool
     return size, rounded, False
 
 
-# A schedule's name that is not known: `V-Half`, `Seq1F1B`, `Hanayo (wave)`, `InterleavedZeroBubble`.
-_SOME_PIPELINE = re.compile(r"1f1b|bubble|\bzb|pipe|\bv[\s_-]|wave|interleav|eager|async|vpp", re.IGNORECASE)
+def _whole_sequences(tokens: float, seq_len: int) -> float:
+    """A batch's tokens, binary where a round number is so one of whole sequences and else is not: 4M of 2048 each are 2^22."""
+    if tokens % seq_len == 0:
+        return tokens
+    binary = (tokens * unit for unit in (1.024**2, 1.024))
+    return next((each for each in binary if abs(each / seq_len - round(each / seq_len)) < 1e-9), tokens)
+
+
+# A schedule's name that is not known: `V-Half`, `Seq1F1B`, `Hanayo (wave)`, `InterleavedZeroBubble`, `kFkB`.
+_SOME_PIPELINE = re.compile(
+    r"[\dk]f[\dk]b|f\db\d|bubble|\bzb|pipe|\bv[\s_-]|wave|hanayo|interleav|eager|async|vpp", re.IGNORECASE
+)
 
 
 def _schedule(cells: Cells, degrees: Degrees, architecture: Architecture, preset: Preset) -> tuple[int, str]:

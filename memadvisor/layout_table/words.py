@@ -343,11 +343,12 @@ def _batch(said: dict[str, str]) -> dict[str, str]:
         del said[column]
         if "global_batch_tokens" not in said:
             return {"global_batch_tokens": tokens}
+    for column in _BATCHES:
+        if (each := _OF_EACH.fullmatch(said.get(column, ""))) is not None:
+            return _each_device(said, column, int(each[1]))
     text = said.get("batch_size")
     if text is None or "global_batch_seqs" in said:
         return {}
-    if (each := _OF_EACH.fullmatch(text)) is not None:
-        return {} if "micro_batch_size" in said else {"micro_batch_size": each[1]}
     if "micro_batch_size" in said:
         return {} if "global_batch_tokens" in said else {"global_batch_seqs": text}
     size, replicas = number(said, "batch_size"), _replicas(said)
@@ -358,6 +359,16 @@ def _batch(said: dict[str, str]) -> dict[str, str]:
         (number(said, name) or 1) > 1 for name in ("n_gpus", "dp", "tp", "pp", "cp", "nodes")
     )
     return {"micro_batch_size" if is_own else "global_batch_seqs": text}
+
+
+def _each_device(said: dict[str, str], column: str, size: int) -> dict[str, str]:
+    """A batch of `16 per GPU`: the microbatch, or beside one what a replica has of the step."""
+    del said[column]
+    if "micro_batch_size" not in said:
+        return {"micro_batch_size": str(size)}
+    others = {"global_batch_seqs", "global_batch_tokens", "grad_accum"} & set(said)
+    replicas = _replicas(said)
+    return {} if others or replicas is None else {"global_batch_seqs": str(size * replicas)}
 
 
 def is_of_replica(cells: Cells) -> bool:

@@ -13,6 +13,11 @@ SIXTEEN = {"n_gpus": "16", "global_batch_seqs": "64"}
         ({"micro_batch_size": "2 per GPU"}, 2, 2),
         ({"micro_batch_size": "2x"}, 2, 2),
         ({"micro_batch_size": "2048 tokens"}, 2, 2),
+        ({"micro_batch_size": "4k tokens", "seq_len": "2048"}, 2, 2),
+        ({"micro_batch_size": "b=2"}, 2, 2),
+        ({"micro_batch_size": "1", "global_batch_seqs": "GBS 32"}, 1, 2),
+        ({"micro_batch_size": "2", "global_batch_seqs": "4 per GPU"}, 2, 2),
+        ({"micro_batch_size": None, "global_batch_seqs": "4 per GPU"}, 4, 1),
         ({"micro_batch_size": "max"}, 1, 4),
         ({"micro_batch_size": "1", "global_batch_seqs": "32 x 1024"}, 1, 2),
         ({"micro_batch_size": "1", "global_batch_seqs": "16x2"}, 1, 2),
@@ -33,6 +38,26 @@ def test_who_shards(text, stage, shard):
     layout = row.case.step.layout
     assert (layout.zero_stage, layout.shard) == (stage, shard)
     assert "not understood" not in "".join(row.notes)
+
+
+@pytest.mark.parametrize(
+    ("batch", "seq_len", "sequences"),
+    [("4M tokens", "2048", 2048), ("0.5M", "2048", 256), ("4M", "2000", 2000), ("4194304 tokens", "4096", 1024), ("3M tokens", "1536", 2048)],
+)  # fmt: skip
+def test_round_tokens_of_a_batch_are_whole_sequences(batch, seq_len, sequences):
+    layout = case_of(n_gpus="1", micro_batch_size="1", global_batch_seqs=batch, seq_len=seq_len).step.layout
+    assert layout.num_microbatches == sequences
+
+
+def test_a_length_with_its_name():
+    for text in ("seq2048", "seq_len=2048", "max 2048", "ctx 2k"):
+        assert case_of(seq_len=text).step.seq_len == 2048
+    assert "no positive whole number" in (read_one(seq_len="512-2048").error or "")
+
+
+def test_parameters_in_words():
+    found = case_of(model="ours", n_params="13 billion", n_layers=None, hidden=None, n_heads=None, vocab=None)
+    assert found.architecture.n_layers == 40
 
 
 def test_a_schedule_as_a_method():
@@ -58,7 +83,8 @@ def test_degrees_with_their_names(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "stage"), [("yes", 1), ("\u221a", 1), ("True", 1), ("1+2", 2), ("2 (offload)", 2)]
+    ("text", "stage"),
+    [("yes", 1), ("\u221a", 1), ("True", 1), ("1+2", 2), ("2 (offload)", 2), ("os_g", 2), ("p_g_os", 3)],
 )
 def test_zero_without_its_stage(text, stage):
     row = read_one(zero_stage=text)

@@ -24,6 +24,29 @@ def test_a_phrase_says_cards_batch_and_recomputation(phrase, fields):
     assert {name: getattr(layout, name) for name in fields} == fields
 
 
+@pytest.mark.parametrize(
+    ("name", "model", "fields"),
+    [
+        ("llama3-8b-tp1-pp1-dp8-mbs1-gbs128-seq8192-bf16", "llama3-8b", {"data": 8, "num_microbatches": 16}),
+        (
+            "gpt3_175b_tp8_pp16_mbs1_gbs1536",
+            "gpt3-175b",
+            {"tensor": 8, "pipeline": 16, "num_microbatches": 1536},
+        ),
+        ("7B_TP2_PP2_MBS1_SEQ8192", "llama2-7b", {"tensor": 2, "pipeline": 2}),
+        ("GPT-3 175B (TP=8, PP=8)", "gpt3-175b", {"tensor": 8, "pipeline": 8}),
+        ("llama-2-7b TP=2 PP=2", "llama2-7b", {"tensor": 2, "pipeline": 2}),
+        ("llama2-7b-fsdp", "llama2-7b", {"zero_stage": 3}),
+        ("llama2-7b-chat-hf", "llama2-7b", {"tensor": 1, "zero_stage": 0}),
+    ],
+)
+def test_the_name_of_a_benchmark_is_a_model_and_its_layout(name, model, fields):
+    found = case_of(model=name, gpu="H100", seq_len="8192", n_layers=None, hidden=None, n_heads=None, vocab=None, dp=None, n_gpus=None)  # fmt: skip
+    layout = found.step.layout
+    assert found.architecture.name == model and found.step.seq_len == 8192
+    assert {field: getattr(layout, field) for field in fields} == fields
+
+
 def test_a_phrase_says_the_sequence():
     assert case_of(config="b4, s4096, GC-off", seq_len=None).step.seq_len == 4096
     assert case_of(shape="batch 8 x 2k", seq_len=None).step.seq_len == 2048

@@ -40,6 +40,9 @@ def test_hybrid_sharding_is_understood_in_the_column_of_stages_too(text):
         ("DualPipeV", "dualpipe-v", 2),
         ("dualpipe_v", "dualpipe-v", 2),
         ("ZBVZeroBubble", "zb-v", 2),
+        ("depth-first", "interleaved", 2),  # arXiv:2211.05953's word for Megatron's
+        ("Hanayo (W=2)", "1f1b", 1),
+        ("kFkB", "1f1b", 1),
     ],
 )
 def test_schedules_in_the_words_of_torch_and_of_their_authors(text, schedule, chunks):
@@ -61,3 +64,7 @@ def test_columns_that_count_otherwise_leave_a_prediction_with_a_note(columns, re
     assert row.case is not None
     assert row.case.step.layout.data == replicas
     assert said in "; ".join(row.notes)
+
+
+def test_paddles_first_stage_is_that_of_the_optimizers_state():
+    assert case_of(n_gpus="8", zero_stage="os").step.layout.zero_stage == 1

@@ -319,7 +319,7 @@ def test_no_layers_to_recompute_are_no_recomputation():
     ("columns", "said"),
     [
         ({"act_ckpt": "partial"}, "recompute_layers does"),
-        ({"pp": "2", "schedule": "Hanayo"}, "no known schedule"),
+        ({"pp": "2", "schedule": "sideways"}, "no known schedule"),
         ({"zero_stage": "-1"}, "it is 0, 1, 2 or 3"),
         ({"precision": "int8"}, "no precision"),
     ],
