@@ -209,7 +209,7 @@ def unseen_page(frames: Mapping[str, pd.DataFrame]) -> str:
         "",
         "`python benchmarks/unseen.py --write docs/accuracy-unseen.md` writes this page from benchmarks/unseen/*.csv: published steps "
         "of other models, machines and trainers than those of [accuracy.md](accuracy.md). "
-        "No fit ran on them, but six coefficients were set by hand with them in view (`attention_backward_share`, `across_share`, `module_hook_s`, `driver_bytes`, `communicator_bytes`, and the 14 bytes of a logit under torch's FSDP). "
+        "No fit ran on them, but seven coefficients were set by hand with them in view (`attention_backward_share`, `across_share`, `module_hook_s`, `driver_bytes`, `communicator_bytes`, `host_update_bytes_per_s`, and the 14 bytes of a logit under torch's FSDP). "
         "They were looked at: where they showed that something was missing (operands of 8 bits that are cast, attention that "
         "stays in 16, the network's share, experts' exchanges between nodes, FSDP in pipelines, its root unit, Megatron's fused loss, updates of all parameters at once), that was added to the model for all rows, from "
         "its own source; how long a scattered sum takes is from a page of halo_b300's authors. So these are errors of a model that knows of these tables, and not of one that never saw them.",

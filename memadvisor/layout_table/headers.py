@@ -76,9 +76,19 @@ def headings(names: list[str]) -> tuple[list[Heading], list[str]]:
     found = [
         None if each is None else replace(each, name=plain(names[each.position] or "")) for each in found
     ]
+    found = _with_names(names, found)
     found = _set_apart([each for each in found if each is not None], found)
     unread = [name.strip() for name, each in zip(names, found, strict=True) if each is None and name.strip()]
     return [each for each in found if each is not None], unread
+
+
+def _with_names(names: list[str], found: list[Heading | None]) -> list[Heading | None]:
+    """`name` is the model's, beside other columns of layouts and where none is for it."""
+    read = [each for each in found if each is not None]
+    if not read or any("model" in each.columns for each in read):
+        return found
+    place = next((at for at, name in enumerate(names) if plain(name or "") == "name"), None)
+    return [Heading(at, ("model",)) if at == place else each for at, each in enumerate(found)]
 
 
 def _set_apart(read: list[Heading], found: list[Heading | None]) -> list[Heading | None]:

@@ -11,6 +11,9 @@ _OF_ALL = r"([\d,]+)\s*\(?(?:global|total|overall)\)?|(?:global|total|overall)\W
 _SHORTEST = 128  # tokens of a sequence
 _BITS = re.compile(r"(?:bnb[\s_-]*)?(?:(4|8)[\s_-]*bits?|(nf4|int[48]))", re.IGNORECASE)
 _ZEROPP = r"zero[\s_-]*(?:\+\+|pp|plus[\s_-]*plus)"
+_NARROW = re.compile(
+    r"(?:paged[\s_-]*)?(?:[48][\s_-]*bit[\s_-]*adamw?|adamw?[\s_-]*[48][\s_-]*bit)(?![a-z])", re.IGNORECASE
+)
 _LABELS = {
     "seq_len": r"s|max|up to|ctx|context|(?:max[\s_-]*)?seq(?:uence)?(?:[\s_-]*len(?:gth)?)?",
     "micro_batch_size": r"b|bs|mbs|micro[\s_-]*batch|batch(?:[\s_-]*size)?",
@@ -28,6 +31,7 @@ _STRATEGIES = {
 
 def loose_words(said: dict[str, str]) -> dict[str, str]:
     _unlabelled(said)
+    _optimizer(said)
     return _strategy(said) | _sequences(said) | _quantised(said) | _compiled(said) | _schedule(said)
 
 
@@ -46,6 +50,14 @@ def _strategy(said: dict[str, str]) -> dict[str, str]:
         (words for names, words in _STRATEGIES.items() if re.fullmatch(names, text, re.IGNORECASE)), {}
     )
     return {name: word for name, word in found.items() if name == "strategy" or name not in said}
+
+
+def _optimizer(said: dict[str, str]) -> None:
+    """Of a method, `Full FT + 8-bit Adam`."""
+    found = _NARROW.search(said.get("strategy", ""))
+    if found is not None and "optimizer" not in said:
+        said["optimizer"] = found[0]
+        said["strategy"] = _NARROW.sub(" ", said["strategy"]).strip(" +,&/()") or "full"
 
 
 def _unlabelled(said: dict[str, str]) -> None:

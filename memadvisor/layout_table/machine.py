@@ -91,9 +91,8 @@ def cluster_of(cells: Cells, num_accelerators: int) -> Cluster:
 def _accelerator(cells: Cells) -> Hardware:
     name = cells.text("gpu")
     if name is None:
-        named = next(
-            (each for column in _TELLING if (each := device_named_in(cells.text(column) or ""))), None
-        )
+        told = [cells.text(column) or "" for column in _TELLING]
+        named = next((each for text in told if (each := device_named_in(text) or _machine_in(text))), None)
         name = named or USUAL_GPU
         cells.note(f"no gpu: {name} is taken" + (", which another column names" if named else ""))
     name = re.sub(
@@ -104,8 +103,7 @@ def _accelerator(cells: Cells) -> Hardware:
     name = re.sub(
         r"^\s*v([2-7][ep]?)\s*$", r"TPU v\1", name, flags=re.IGNORECASE
     )  # `v5p` of a column of chips
-    machine = name.lower().removeprefix("ml.")  # SageMaker's
-    name = next((card for names, card in _MACHINES.items() if re.match(names, machine)), name)
+    name = _machine_in(name) or name
     if re.search(r"\ds$", name) and named_hardware(name) is None:
         name = name[:-1]  # `64 H100s`
     found = _of_size(name, cells) or named_hardware(name)
@@ -128,6 +126,12 @@ def _accelerator(cells: Cells) -> Hardware:
         return plain
     cells.note(f"{name} is taken for {plain.name} with {size.group(1)} GB")
     return dataclasses.replace(plain, memory_bytes=int(size.group(1)) * 10**9)
+
+
+def _machine_in(text: str) -> str | None:
+    """The accelerator of the machine that words begin with, `p4d.24xlarge x 8`."""
+    name = text.lower().removeprefix("ml.")  # SageMaker's
+    return next((card for names, card in _MACHINES.items() if re.match(names, name)), None)
 
 
 def _of_size(name: str, cells: Cells) -> Hardware | None:

@@ -96,14 +96,19 @@ def says_something(text: str) -> bool:
 
 # Where the layout begins in the name of a benchmark: `llama3-8b-tp1-pp2-mbs1`, `gpt3_175b_tp8_pp16`, `GPT-3 175B (TP=8, PP=8)`.
 _LAYOUT_IN_NAME = re.compile(
-    r"[\s_(\[-]+(?=(?:(?:dp|tp|pp|cp|ep|vpp?|mbs|gbs|seq(?:_?len)?)\s*[=:_-]?\s*\d|fsdp|zero))", re.IGNORECASE
+    r"[\s_(\[-]+(?=(?:(?:dp|tp|pp|cp|ep|vpp?|mbs|gbs|bs|seq(?:_?len)?)\s*[=:_-]?\s*\d|fsdp|ddp|zero))",
+    re.IGNORECASE,
 )
 _SIZED = re.compile(r"(?<![a-z])seq(?:_?len)?\s*[=:_-]?\s*(\d+k?)(?![a-z\d])", re.IGNORECASE)
 _DTYPE = re.compile(r"[\s_-]+(bf16|fp16|fp8|fp32)(?![a-z\d])", re.IGNORECASE)
 
 
 def _configured(said: dict[str, str]) -> None:
-    """The name of a benchmark is its model and the layout behind it."""
+    """The name of a benchmark is its model and the layout behind it, in the column of models or in one of configurations."""
+    if not {"model", "n_layers", "hidden", "n_params", "params_b"} & set(said):
+        name = _LAYOUT_IN_NAME.split(said.get("parallelism", ""), maxsplit=1)[0]
+        if not re.search("[,;/|]", name) and named_architecture(name) is not None:  # else `_listed` reads it
+            said["model"] = said.pop("parallelism")
     parts = _LAYOUT_IN_NAME.split(said.get("model", ""), maxsplit=1)
     if len(parts) < 2:
         return

@@ -173,3 +173,17 @@ def test_peft_recomputes_layers_of_a_quantised_base_unasked(framework, method, r
 
 def test_what_is_said_of_recomputation_counts_for_a_quantised_base():
     assert read(["method", "recompute"], "QLoRA", "none").case.step.layout.recompute == "none"
+
+
+def test_a_name_in_four_bits_is_a_base_in_four_bits():
+    (found,) = read_rows([["model", "seq_len", "method"], ["unsloth/Meta-Llama-3.1-8B-bnb-4bit", "512", "LoRA (all linear, rank 64)"]], "a table")  # fmt: skip
+    lora = found.case.step.software.lora
+    assert (lora.rank, lora.base, lora.targets) == (64, "nf4-dq", LINEAR)
+    assert found.case.architecture.name == "llama3-8b"
+
+
+def test_an_optimizer_among_the_words_of_a_method():
+    found = read(["method", "gpus"], "Full FT + 8bit Adam", 1)
+    assert found.case.step.software.optimizer_bytes == read(["optimizer", "gpus"], "adam8bit", 1).case.step.software.optimizer_bytes  # fmt: skip
+    assert found.case.step.software.lora is None and "not understood" not in "".join(found.notes)
+    assert lora_of(["method"], "8-bit LoRA").base == "int8"

@@ -150,3 +150,12 @@ def test_a_unit_beside_words_of_another_language_is_no_column(name):
 
 def test_a_known_name_beside_words_of_another_language_is_read():
     assert columns_of("TP \u5927\u5c0f") == (("tp",), [])
+
+
+def test_a_name_is_the_models_where_no_other_column_is():
+    (row,) = rows_of("name,seq,gpus,tp,mbs\nllama2-13b,4096,8,2,1\n")
+    assert row.case.architecture.name == "llama2-13b"
+    (row,) = rows_of("name,model,seq,gpus,tp,mbs\nrun 1,llama2-13b,4096,8,2,1\n")
+    assert row.case.architecture.name == "llama2-13b"
+    (row,) = rows_of("name,layers,hidden,seq,gpus,mbs\nrun 1,24,2048,2048,8,1\n")
+    assert row.case.architecture.n_layers == 24

@@ -6,6 +6,11 @@ from memadvisor.planning.predict_layouts import predict_row
 from tests.layout_table.test_read import case_of, read_one
 
 
+def test_a_machine_among_other_words_names_its_card():
+    found = case_of(gpu=None, cluster="p4d.24xlarge x 8", n_gpus="64").cluster
+    assert found.accelerator.name == "A100-SXM4-40GB"
+
+
 def rates(**columns):
     return case_of(**columns).cluster.accelerator.peak_flops_per_s
 

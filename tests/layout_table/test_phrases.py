@@ -47,6 +47,12 @@ def test_the_name_of_a_benchmark_is_a_model_and_its_layout(name, model, fields):
     assert {field: getattr(layout, field) for field in fields} == fields
 
 
+def test_a_configuration_begins_with_its_model():
+    found = case_of(model=None, configuration="Llama2-7B FSDP bs=4 seq=4096", seq_len=None, n_layers=None, hidden=None, n_heads=None, vocab=None)  # fmt: skip
+    assert (found.architecture.name, found.step.seq_len) == ("llama2-7b", 4096)
+    assert (found.step.layout.micro_batch_size, found.step.layout.zero_stage) == (4, 3)
+
+
 def test_a_phrase_says_the_sequence():
     assert case_of(config="b4, s4096, GC-off", seq_len=None).step.seq_len == 4096
     assert case_of(shape="batch 8 x 2k", seq_len=None).step.seq_len == 2048
