@@ -41,7 +41,12 @@ from memadvisor.planning.machine import UnknownCollectivesError
 from memadvisor.planning.named import POLICIES
 from memadvisor.planning.own_updates import own_updates
 from memadvisor.planning.ranked import RankedPlan
-from memadvisor.planning.tensor_parallel import is_of_its_own, is_tensor_parallel, none_applies
+from memadvisor.planning.tensor_parallel import (
+    UnlikeRanksError,
+    is_of_its_own,
+    is_tensor_parallel,
+    none_applies,
+)
 from memadvisor.run.run import Run
 from memadvisor.run.store import load_run
 from memadvisor.unit_ranges import unit_ranges
@@ -127,7 +132,9 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             return run_of_its_own(arguments, recorded)
         except UsageError as error:
-            if own_updates(recorded.ranks[0]) is not None:
+            if recorded.missing_ranks:  # which is no fault of the script's
+                raise
+            if own_updates(recorded.ranks[0]) is not None or isinstance(error, UnlikeRanksError):
                 raise none_applies(error) from None
             # What plans would give is said, and that none applies; a measurement for that is not asked for.
             try:

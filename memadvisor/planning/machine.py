@@ -24,6 +24,7 @@ from memadvisor.hardware.clusters import links_of
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.hardware.load import named_hardware
 from memadvisor.planning.algorithms import choose_algorithms
+from memadvisor.planning.lost_ranks import lost_ranks_hint, lost_ranks_text
 from memadvisor.planning.paging import paged_bytes
 from memadvisor.run.run import Run
 
@@ -112,6 +113,13 @@ def _collective_times(
         times = times_from_observations(observed_collectives(run), "the traced step's own collectives")
     if times is not None:
         return times
+    if run.missing_ranks:
+        raise UnknownCollectivesError(
+            f"Nothing is known of {lost_ranks_text(run)}, and how long collectives take is told by the records of all ranks that "
+            "take part, so no step time can be predicted.",
+            hint=f"{lost_ranks_hint(run)}; or measure times with `memadvisor calibrate --ranks {num_ranks} -o hardware.json`, and "
+            "pass --hardware hardware.json.",
+        )
     device = named_hardware(run.ranks[0].process.device_name)
     by_sheet = (
         "" if device is None else f" Or ask for layouts by data sheets: --gpus {num_ranks}x{device.name}."

@@ -26,6 +26,7 @@ from memadvisor.planning.advice_notes import size_notes
 from memadvisor.planning.budget import card_notes
 from memadvisor.planning.by_rank import front_of_points, plan_of_ranks, rank_plans
 from memadvisor.planning.collecting import collecting_seldom
+from memadvisor.planning.lost_ranks import lost_ranks_hint, lost_ranks_text
 from memadvisor.planning.own_updates import notes_on_later_hooks, own_updates
 from memadvisor.planning.stage_choice import Chosen, StageChoice
 from memadvisor.run.run import Run
@@ -73,6 +74,10 @@ class TensorAdvice:
     measured_step_time_s: float
     notes: tuple[str, ...]
     script_changes: tuple[ScriptChange, ...] = ()
+
+
+class UnlikeRanksError(UsageError):
+    """Ranks train models that differ, as stages of a pipeline by hand do."""
 
 
 class TensorSearch:
@@ -180,7 +185,8 @@ def _steps(run: Run) -> list[CapturedStep]:
     hint = "`memadvisor show RUN` says what recomputing each unit would free."
     if run.missing_ranks:
         raise UsageError(
-            f"Nothing is known of rank {run.missing_ranks[0]}, which holds a part of the model.", hint=hint
+            f"Nothing is known of {lost_ranks_text(run)}, and what all ranks recompute is chosen from the records of all.",
+            hint=f"{lost_ranks_hint(run)}.",
         )
     untraced = [rank.process.rank for rank in run.ranks if rank.traced_step is None]
     if 0 < len(untraced) < len(run.ranks):
@@ -203,7 +209,7 @@ def _steps(run: Run) -> list[CapturedStep]:
             [unit.name for unit in steps[0].units],
             set(steps[0].recomputable),
         ):
-            raise UsageError(
+            raise UnlikeRanksError(
                 f"Rank {rank.process.rank} has other units, or can recompute others, than rank {first.process.rank}: "
                 "a plan of such ranks has all of them run the same ones again.",
                 hint=hint,

@@ -225,6 +225,49 @@ def test_ranks_that_differ_and_keep_their_own_data_parallelism_are_not_sent_back
     assert "without other options" not in error
 
 
+def test_a_rank_without_a_record_is_named_where_times_of_collectives_are_asked_for(tmp_path, capsys):
+    """Each rank's record has its own part of a collective. That nobody had measured collectives was all that was said."""
+    run = make_run(num_ranks=3)
+    path = str(write_run(dataclasses.replace(run, ranks=run.ranks[:1]), tmp_path / "run"))
+
+    assert main(["advise", path, "--memory", "1GiB"]) == 2
+    error = capsys.readouterr().err
+    assert "Nothing is known of ranks 1, 2 of 3" in error and "rank1.*.journal" in error
+    assert error.count("\n") == 1
+
+
+def test_a_rank_without_a_record_is_no_fault_of_a_script_whose_parallelism_is_its_own(tmp_path, capsys):
+    run = make_run(num_ranks=2)
+    rank = run.ranks[0]
+    own = dataclasses.replace(rank, process=dataclasses.replace(rank.process, has_ddp=False))
+    path = str(write_run(dataclasses.replace(run, ranks=(own,)), tmp_path / "run"))
+
+    assert main(["advise", path, "--memory", "1GiB"]) == 2
+    error = capsys.readouterr().err
+    assert "Nothing is known of rank 1 of 2" in error and "rank1.*.journal" in error
+    assert "parallelism is its own" not in error and error.count("\n") == 1
+
+
+def test_stages_of_a_pipeline_by_hand_get_no_plans_of_data_parallel_ranks(tmp_path, capsys):
+    """Ranks that train other models, each in groups of its own: plans of ZeRO among all of them were written, which no run could
+    take, whatever the script wraps its model in."""
+    run = make_run(num_ranks=2)
+    first, second = (
+        dataclasses.replace(rank, process=dataclasses.replace(rank.process, has_ddp=False))
+        for rank in run.ranks
+    )
+    last = second.parameters[-1]
+    second = dataclasses.replace(
+        second, parameters=tuple(p for p in second.parameters if p.unit != last.unit)
+    )
+    path = str(write_run(dataclasses.replace(run, ranks=(first, second)), tmp_path / "run"))
+
+    assert main(["advise", path, "--memory", "1GiB", "-o", str(tmp_path / "plan.json")]) == 2
+    error = capsys.readouterr().err
+    assert "Rank 1 has other units" in error and "no plan of several ranks applies" in error
+    assert not (tmp_path / "plan.json").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
