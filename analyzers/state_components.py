@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -210,6 +210,7 @@ def _known_component(
     if not is_counter:
         states = _staying(states, own, away)
     recorded = {state.parameter: state for state in states}
+    num_states = Counter((state.parameter, state.num_elements) for state in states)
     item_bytes = max((s.size_bytes // s.num_elements for s in states if s.num_elements), default=0)
     share = _Share(num_ranks)
     for name, parameter in () if is_counter else own.items():
@@ -222,7 +223,8 @@ def _known_component(
         if parameter.requires_grad and (is_sharded or is_whole):
             count = parameter.num_elements
             size_bytes = coded_bytes(count) if (name, component) in coded else item_bytes * count
-            share.add(parameter.num_elements, size_bytes, is_sharded=is_sharded)
+            for _ in range(max(1, num_states[name, count])):  # several optimizers may have one parameter
+                share.add(count, size_bytes, is_sharded=is_sharded)
     for parameter in () if is_counter or any(stages.values()) else _copied(states, recorded, own, away):
         share.add(parameter.num_elements, item_bytes * parameter.num_elements, is_sharded=False)
     return StateComponent(

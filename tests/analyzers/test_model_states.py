@@ -31,6 +31,14 @@ def test_adam_in_float32_takes_sixteen_bytes_a_parameter():
     assert states.outside_text is None
 
 
+def test_a_parameter_in_two_optimizers_has_its_states_twice():
+    """As of InfoGAN, whose third optimizer has the parameters of both others: theory knew of one."""
+    rank = make_run(num_ranks=1).ranks[0]
+    rank = dataclasses.replace(rank, optimizer_states=rank.optimizer_states * 2)
+
+    assert model_states(rank, None).expected_bytes == (4 + 4 + 2 * 8) * P
+
+
 def test_parameters_mapped_from_a_file_are_said_to_be_in_no_peak(tmp_path):
     """As `from_pretrained` leaves them on a CPU: their storage is the file's."""
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
