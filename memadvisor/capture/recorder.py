@@ -185,7 +185,7 @@ class Recorder:
         begin_s = time.monotonic()
         self._models.meet_trained(optimizer)
         end = self._spans.leave_optimizer() if self._spans is not None else None
-        self._tracing.note_place()
+        self._tracing.note_update(optimizer)
         self._is_end_of_step |= self._updates.ends_step(optimizer, end)
         if self._spans is None or end is None:
             self._is_end_of_step = False

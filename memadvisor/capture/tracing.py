@@ -19,6 +19,7 @@ from memadvisor.capture.idle_casts import is_transforming
 from memadvisor.capture.kept_beside import labelled_beside
 from memadvisor.capture.labels import LabelMode
 from memadvisor.capture.later_hooks import what_begins_later
+from memadvisor.capture.local_updates import LocalUpdates
 from memadvisor.capture.models import Models
 from memadvisor.capture.module_info import ModuleInfo
 from memadvisor.capture.open_spans import is_inside_operator
@@ -26,7 +27,7 @@ from memadvisor.capture.position import Position
 from memadvisor.capture.samples import LengthFirst
 from memadvisor.capture.tensor_storage import PLAIN_TENSORS, sparse_parts
 from memadvisor.capture.tracer import Tracer
-from memadvisor.capture.writer import RankWriter, RecorderOptions
+from memadvisor.capture.writer import RankWriter, RecorderOptions, process_group_size
 from memadvisor.run.records import Storage
 
 _MOST_STEPS_TO_WAIT = 20  # for the script to end a profiler of its own
@@ -81,6 +82,7 @@ class Tracing:
         self._sees_casts = options.sees_casts
         self._script_profiles = False
         self._moved_within: Callable[[float, float], Iterable[Any]] | None = None
+        self._local_updates: LocalUpdates | None = None
         self._last_node: int | None = None  # autograd's, that this thread had made when the last step ended
         self._num_nodes = 0  # in that step, as far as is known
 
@@ -88,6 +90,13 @@ class Tracing:
         if self.tracer is not None:
             self.tracer.look_who_holds(must=not self._position.backward_unit)
             self.tracer.note_place()
+
+    def note_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """It has ended."""
+        if self.tracer is not None and not self._writer.has_local_updates and process_group_size() > 1:
+            self._local_updates = self._local_updates or LocalUpdates()
+            self._writer.has_local_updates = self._local_updates.has(optimizer)
+        self.note_place()
 
     def tell_transfers(self, moved_within: Callable[[float, float], Iterable[Any]]) -> None:
         """Where to ask what an engine moved between two moments."""
@@ -287,6 +296,7 @@ class Tracing:
 
     def _take(self) -> Tracer | None:
         tracer, self.tracer = self.tracer, None
+        self._local_updates = None  # which would keep the script's models alive
         self._position.is_traced = False
         self._position.settle()
         return tracer

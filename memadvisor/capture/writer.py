@@ -116,6 +116,7 @@ class RankWriter:
         self._has_room = True
         self._engines_s: tuple[float, ...] | None = None
         self._whole_optimizer: str | None = None
+        self.has_local_updates: bool | None = None
 
     @property
     def rank(self) -> int:
@@ -301,13 +302,13 @@ class RankWriter:
     def _process_info(self, device: torch.device) -> ProcessInfo:
         properties: Any = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
         with one_look():
-            wrapped = None if _process_group_size() == 1 else living(DistributedDataParallel)
+            wrapped = None if process_group_size() == 1 else living(DistributedDataParallel)
             models = outermost_modules(torch.nn.Module) if has_compiled() else []
             has_zero = None if wrapped is None else has_zero_optimizer()
         precision = float32_products(device)
         return ProcessInfo(
             rank=_process_group_rank(self._options),
-            world_size=max(self._options.world_size, _process_group_size()),
+            world_size=max(self._options.world_size, process_group_size()),
             local_rank=self._options.local_rank,
             pid=os.getpid(),
             host=socket.gethostname(),
@@ -328,6 +329,7 @@ class RankWriter:
             has_replicate=None if wrapped is None else any(map(is_around_a_list, wrapped)),
             has_ddp_any_order=None if wrapped is None else any(map(has_any_order, wrapped)),
             ddp_option=next(filter(None, map(options_left_to_ddp, wrapped or ())), None),
+            has_local_updates=self.has_local_updates,
             whole_optimizer=self._whole_optimizer,
             has_compiled_model=any(map(is_compiled, models)),
             has_model_compiled_in_place=any(is_compiled_in_place(unwrap(model)) for model in models),
@@ -362,7 +364,7 @@ def _has_process_group() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def _process_group_size() -> int:
+def process_group_size() -> int:
     """Ranks of the script's process group; 1 where it has none."""
     return dist.get_world_size() if _has_process_group() else 1
 

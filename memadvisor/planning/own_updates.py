@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from memadvisor.errors import UsageError
 from memadvisor.run.documents import LATER_HOOK
+from memadvisor.run.records import Span
 from memadvisor.run.run import RankRun, Run
 
 # Of the parameters' bytes: a norm or a loss is less, and may be brought together in a closure or a hook of a step, which
@@ -39,6 +40,10 @@ _ZERO = OwnUpdates(
     "a ZeroRedundancyOptimizer, which shares out its states itself",
     "put the optimizer that it wraps in its place",
 )
+_LOCAL = OwnUpdates(
+    "updates on gradients that DistributedDataParallel is told not to average (`no_sync`), as local SGD has them",
+    "have each update follow an average (memadvisor's own local SGD is `--local-sgd`)",
+)
 _GATHERING = OwnUpdates(
     "an optimizer whose step communicates with other ranks by itself, as one that shares out its updates",
     "let each rank update all parameters",
@@ -55,6 +60,7 @@ def own_updates(rank: RankRun) -> OwnUpdates | None:
         (_JOIN, process.has_ddp_join),
         (_ZERO, process.has_zero_optimizer),
         (_REPLICATE, process.has_replicate),
+        (_LOCAL, process.has_local_updates and not _averages(rank)),
         (_GATHERING, process.has_ddp and _communicates(rank)),
     )
     return next((own for own, has in found if has), None)
@@ -66,6 +72,22 @@ def _communicates(rank: RankRun) -> bool:
         each.size_bytes for each in rank.collectives if each.phase == "optimizer" and each.group_size > 1
     )
     return sent_bytes > _NOTICEABLE * sum(each.size_bytes for each in rank.parameters)
+
+
+def _averages(rank: RankRun) -> bool:
+    """Whether the traced step brought as much together as its gradients, be it the script itself that did. What comes before
+    its first forward is averages of parameters, which follow the update before."""
+    gradient_bytes = sum(each.size_bytes for each in rank.parameters if each.requires_grad)
+    begins_s = min(
+        (span.start_s for span in rank.spans if span.kind == "forward" and _is_traced(rank, span)),
+        default=0.0,
+    )
+    seen = (each for each in rank.collectives if each.group_size > 1 and each.issue_s >= begins_s)
+    return sum(each.size_bytes for each in seen) > gradient_bytes / 2
+
+
+def _is_traced(rank: RankRun, span: Span) -> bool:
+    return rank.traced_step is not None and span.step == rank.traced_step.index
 
 
 def notes_on_later_hooks(run: Run) -> Iterator[str]:

@@ -19,7 +19,8 @@ class ProcessInfo:
     `has_zero_optimizer`: whether there was a ZeroRedundancyOptimizer; `has_replicate`: whether one was around a list of
     parameters, as torch's composable `replicate` makes it; `has_ddp_any_order`: whether one lets gradients come in any order
     (`find_unused_parameters`, `static_graph`); `ddp_option`: what one is told that no engine does in its place, in words
-    (ddp_options.py). None where the script has one rank. `whole_optimizer`: why ZeRO stages 1 to 3 cannot share out one of the
+    (ddp_options.py); `has_local_updates`: whether one was called last inside `no_sync`, or without gradients, when an optimizer
+    of the traced step updated what it holds. None where the script has one rank. `whole_optimizer`: why ZeRO stages 1 to 3 cannot share out one of the
     script's optimizers, as `run` would say; None where they can, and where it was not tried.
     `has_compiled_model`: whether what the script calls is what torch.compile has made of a whole model, and
     `has_model_compiled_in_place`: whether it is a model compiled by `model.compile()`; None in older runs.
@@ -55,6 +56,7 @@ class ProcessInfo:
     has_replicate: bool | None = None
     has_ddp_any_order: bool | None = None
     ddp_option: str | None = None
+    has_local_updates: bool | None = None
     whole_optimizer: str | None = None
     has_compiled_model: bool | None = None
     has_model_compiled_in_place: bool | None = None

@@ -197,6 +197,30 @@ def test_a_script_with_what_the_engine_does_not_take_over_gets_no_plan_that_run_
     assert advise(run, memory_bytes=10**9, num_ranks=1).plans
 
 
+@pytest.mark.parametrize(("when", "is_local"), [("nothing", True), ("before", True), ("in it", False)])
+def test_updates_that_no_average_goes_before_are_those_of_local_sgd(when, is_local):
+    """accelerate's LocalSGD was told to measure collectives; a script that averages gradients by itself, under `no_sync`,
+    is replicas as others are."""
+    ranks = tuple(local_updates(rank, when) for rank in RUN.ranks)
+    run = dataclasses.replace(RUN, ranks=ranks)
+    if not is_local:
+        assert advise(run, memory_bytes=10**9).plans
+        return
+    with pytest.raises(UsageError, match="told not to average"):
+        advise(run, memory_bytes=10**9)
+
+
+def local_updates(rank, when):
+    begins_s = min(span.start_s for span in rank.spans if span.step == rank.traced_step.index)
+    issued_s = begins_s - 0.1 if when == "before" else begins_s + 0.1
+    sent = rank.collectives if when != "nothing" else ()
+    return dataclasses.replace(
+        rank,
+        process=dataclasses.replace(rank.process, has_ddp=True, has_local_updates=True),
+        collectives=tuple(dataclasses.replace(each, issue_s=issued_s) for each in sent),
+    )
+
+
 def test_what_torch_compile_has_made_gets_no_plan_of_stage_3():
     """`run` refuses it; nothing says when a graph needs the parameters of units inside."""
     compiled = Module("blocks.0", "OptimizedModule", "blocks.0")
