@@ -54,9 +54,23 @@ def test_whether_ranks_could_share_an_optimizer_out(tmp_path, monkeypatch, capsy
     assert len(prof.run.ranks[0].steps) == 5
 
 
-def test_an_optimizer_of_the_scripts_own_is_not_tried(tmp_path):
-    """Its code may do more than update: count, or write into a file."""
-    with memadvisor.profile(tmp_path / "run", trace_step=1) as prof:
-        train(optimizers.Prodigal)
+LOG: list[float] = []
 
-    assert prof.run.ranks[0].process.whole_optimizer is None
+
+class Logs(optimizers.Prodigal):
+    def step(self, closure=None):
+        LOG.append(1.0)
+        return super().step(closure)
+
+
+@pytest.mark.parametrize(("make", "is_tried"), [(optimizers.Prodigal, True), (Logs, False)])
+def test_an_optimizer_of_the_scripts_own_is_tried_where_its_code_does_no_more_than_update(
+    tmp_path, make, is_tried
+):
+    """It may count, or write into a file."""
+    LOG.clear()
+    with memadvisor.profile(tmp_path / "run", trace_step=1) as prof:
+        train(make)
+
+    assert (prof.run.ranks[0].process.whole_optimizer is not None) == is_tried
+    assert len(LOG) in (0, 5)

@@ -27,6 +27,7 @@ from torch.optim import optimizer as torch_optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memadvisor.engines.sharding.sharded_step import is_elementwise, parameters_of
+from memadvisor.engines.updates.plain_code import is_plain
 from memadvisor.engines.updates.stunt import NotCopyable, Stunt, stunt_of
 from memadvisor.errors import PlanError
 
@@ -78,11 +79,13 @@ def check_independent(optimizer: torch.optim.Optimizer) -> bool:
 def why_not_shared_out(optimizer: torch.optim.Optimizer) -> str | None:
     """What check_independent would say, for whoever only looks on; None where nothing is said against it, or it is not tried.
 
-    It runs a copy's step, so classes of the script's own are left alone: what their code does elsewhere (a count, a file) would
-    show. Those of installed packages do nothing of the kind that is known.
+    It runs a copy's step. Classes of the script's own are left alone if their code may do something elsewhere (a count, a
+    file), which would show (plain_code.py). Those of installed packages do nothing of the kind that is known.
     """
     plain = all(type(each) in (torch.Tensor, torch.nn.Parameter) for each in parameters_of(optimizer))
-    if is_elementwise(optimizer) or not plain or not _is_installed(type(optimizer)):
+    if is_elementwise(optimizer) or not plain:
+        return None
+    if not _is_installed(type(optimizer)) and not is_plain(optimizer):
         return None
     try:
         check_independent(optimizer)
