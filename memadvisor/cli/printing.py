@@ -6,7 +6,7 @@ import codecs
 import json
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +21,19 @@ _BLOCKS = "\u2588\u2589\u258a\u258b\u258c\u258d\u258e\u258f\u25a0"  # of which b
 
 # A number stays with its unit: rich breaks lines at no-break spaces too.
 _BEFORE_UNIT = re.compile(
-    r"(?<=\d) (?=(?:[KMGT]i)?B\b|[num]?s\b|[kMGT]\b|\w+/s\b)|(?<=\d [kMGT]) (?=\w+/s\b)"
+    r"(?<=\d) (?=%|(?:[KMGT]i)?B\b|[num]?s\b|[kMGT]\b|\w+/s\b)|(?<=\d [kMGT]) (?=\w+/s\b)"
 )
 _GLUE = "\ue000"
 
 # Sections that are one line still stand apart; notes and problems stay together.
 _TITLES_OF_LINES = ("Peak", "Model", "Step", "Utilization", "Units", "Communication", "What differs")
+
+
+class _Pages(Console):
+    """A console that breaks no line of words between a number and its unit."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(Sentence(each) if isinstance(each, Text) else each for each in objects), **options)
 
 
 def stdout_console() -> Console:
@@ -36,8 +43,8 @@ def stdout_console() -> Console:
         codecs.register_error(_NEAREST, _nearest)
         sys.stdout.reconfigure(errors=_NEAREST)
     if not sys.stdout.isatty():
-        return Console(width=PLAIN_WIDTH, force_terminal=False)
-    return Console(width=max(Console().width, LEAST_WIDTH))
+        return _Pages(width=PLAIN_WIDTH, force_terminal=False)
+    return _Pages(width=max(Console().width, LEAST_WIDTH))
 
 
 def _nearest(error: UnicodeError) -> tuple[str, int]:
@@ -49,6 +56,28 @@ def _nearest(error: UnicodeError) -> tuple[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
+class Sentence:
+    """Words on as many lines as they take, figures with their units."""
+
+    text: Text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if options.no_wrap or self.text.no_wrap:
+            yield self.text
+        else:
+            yield from _lines(self.text, console, options.max_width)
+
+
+def _lines(text: Text, console: Console, width: int) -> Iterator[Text]:
+    text = text.copy()
+    text.plain = _BEFORE_UNIT.sub(_GLUE, text.plain)
+    for line in text.wrap(console, width) if width > 0 else [text]:
+        line.plain = line.plain.replace(_GLUE, " ")
+        line.rstrip()
+        yield line
+
+
+@dataclass(frozen=True, slots=True)
 class Labelled:
     """A word in bold, and beside it text whose further lines stand beneath its first."""
 
@@ -57,12 +86,8 @@ class Labelled:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width - _LABEL_WIDTH
-        text = self.text.copy()
-        text.plain = _BEFORE_UNIT.sub(_GLUE, text.plain)
-        for number, line in enumerate(text.wrap(console, width) if width > 0 else [text]):
+        for number, line in enumerate(_lines(self.text, console, width)):
             head = "" if number else self.label
-            line.plain = line.plain.replace(_GLUE, " ")
-            line.rstrip()
             yield Text.assemble((f"{head:<{_LABEL_WIDTH}}", "bold"), line)
 
 

@@ -15,9 +15,9 @@ from memadvisor.report.words import unit_name
 from memadvisor.units import format_bytes, format_count, format_fraction, format_seconds
 
 _LAUNCH = "times are of launching: the device runs operators later"
+_BYTES = "Bytes are the least that operators must move, each element once. Elementwise work counts no FLOPs."
 _RULE = (
-    "Bytes are the least that operators must move, each element once. Elementwise work counts no FLOPs. Bound by "
-    f"latency: under {format_fraction(LATENCY_BELOW_FRACTION)} of what arithmetic and memory allow; else by the "
+    f"{_BYTES} Bound by latency: under {format_fraction(LATENCY_BELOW_FRACTION)} of what arithmetic and memory allow; else by the "
     "lower of the two roofs."
 )
 
@@ -54,7 +54,7 @@ def roofline_figure(view: RankView) -> Block | None:
             "showlegend": False,
         },
         height_px=420,
-        note=_RULE if lines else f"No roofs: {_why_no_roofs(roof)}. {_RULE}",
+        note=_RULE if lines else f"No roofs: {_why_no_roofs(roof)}. {_BYTES}",
         legend=(("units", "var(--activation)"), ("modules", "var(--dim)")),
     )
 
@@ -130,9 +130,11 @@ def roofline_table(view: RankView) -> Block | None:
     shown = max(3, view.detail // 15)
     rows = [*roof.units[:shown], *roof.modules[:shown]]
     kind_of = ["unit"] * len(roof.units[:shown]) + ["module"] * len(roof.modules[:shown])
+    has_roof = any(point.roof_fraction is not None or point.bound for point in rows)
     return table(
-        "Units and modules under the roofline",
-        ("name", "kind", "FLOPs", "bytes", "time", "FLOP/byte", "FLOP/s", "of the roof", "bound by"),
+        "Units and modules under the roofline" if has_roof else "Arithmetic by unit and module",
+        ("name", "kind", "FLOPs", "bytes", "time", "FLOP/byte", "FLOP/s")
+        + (("of the roof", "bound by") if has_roof else ()),
         (
             (
                 unit_name(point.name),
@@ -142,15 +144,14 @@ def roofline_table(view: RankView) -> Block | None:
                 _or_dash(point.time_s, format_seconds),
                 _intensity(point.intensity_flops_per_byte),
                 _or_dash(point.attained_flops_per_s, format_count),
-                _or_dash(point.roof_fraction, format_fraction),
-                point.bound or "-",
+                *((_or_dash(point.roof_fraction, format_fraction), point.bound or "-") if has_roof else ()),
             )
             for point, kind in zip(rows, kind_of, strict=True)
         ),
         kinds=(MEASURED,),
         basis="units by timed steps, modules (without those inside them) by the traced step's operators",
         num_text=2,
-        note=_RULE,
+        note=_RULE if has_roof else _BYTES,
     )
 
 
@@ -159,7 +160,9 @@ def _or_dash(value: float | None, words: Any) -> str:
 
 
 def _intensity(value: float | None) -> str:
-    return "-" if value is None or not math.isfinite(value) else f"{value:.3g}"
+    if value is None or not math.isfinite(value):
+        return "-"
+    return f"{value:#.3g}".removesuffix(".") if value else "0"
 
 
 def operators_table(view: RankView) -> Block:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from memadvisor.report.escape import html_text
+from memadvisor.report.escape import html_text, prose
 from memadvisor.run.records import UNEXPLAINED
 
 # Where a figure's numbers come from; shown beside every one of them.
@@ -70,7 +70,7 @@ class Section:
 def kinds_html(kinds: Iterable[str], basis: str = "") -> str:
     """Labels such as "measured", and what the numbers stand on."""
     labels = "".join(f'<span class="kind kind-{kind}">{kind}</span>' for kind in kinds)
-    return labels + (f'<span class="basis">{html_text(basis)}</span>' if basis else "")
+    return labels + (f'<span class="basis">{prose(basis)}</span>' if basis else "")
 
 
 _MOST_ON_A_LINE = 24  # characters of a cell; longer ones are words, not figures, and may be broken
@@ -96,7 +96,7 @@ def table(
     lines = [_row([*cells], "td", num_text) for cells in rows]
     if strong_last and lines:
         lines[-1] = lines[-1].replace("<tr>", '<tr class="total">', 1)
-    note_html = f'<p class="note">{html_text(note)}</p>' if note else ""
+    note_html = f'<p class="note">{prose(note)}</p>' if note else ""
     return Html(
         f'<figure class="table"><figcaption><h3>{html_text(title)}</h3>{kinds_html(kinds, basis)}</figcaption>'
         f'<div class="scroll"><table><thead>{_row(heads, "th", num_text)}</thead>'
@@ -150,4 +150,4 @@ def split_bar(parts: Iterable[tuple[str, float, str, str]]) -> str:
 
 
 def paragraph(text: str, css_class: str = "note") -> Html:
-    return Html(f'<p class="{css_class}">{html_text(text)}</p>')
+    return Html(f'<p class="{css_class}">{prose(text)}</p>')

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from memadvisor.report.blocks import Block, Figure, Html, Missing, Section, kinds_html, legend_html
-from memadvisor.report.escape import html_text, html_with_code, script_json
+from memadvisor.report.escape import html_text, html_with_code, prose, script_json
 from memadvisor.report.script import SCRIPT
 from memadvisor.report.style import stylesheet
 from memadvisor.run.files import write_output
@@ -84,7 +84,7 @@ def _block_html(block: Block, suffix: str, figures: dict[str, object]) -> str:
 
 def _figure_html(figure: Figure, title: str, identity: str, figures: dict[str, object]) -> str:
     figures[identity] = {"traces": figure.traces, "layout": figure.layout, "height": figure.height_px}
-    note = f'<p class="note">{html_text(figure.note)}</p>' if figure.note else ""
+    note = f'<p class="note">{prose(figure.note)}</p>' if figure.note else ""
     return (
         f"<figure><figcaption>{title}{kinds_html(figure.kinds, figure.basis)}</figcaption>"
         f"{legend_html(figure.legend)}"

@@ -1,7 +1,7 @@
 """How text from the user's program enters the page: as text, whatever it holds.
 
 A module may be called `</script>`, `<b>`, `%{y}` or hold control characters. There are three places where
-text can go, and one function for each; nothing else may put a string into the page.
+text can go, and one function for each (`prose` is `html_text` with fewer places to break lines); nothing else may put a string into the page.
 """
 
 from __future__ import annotations
@@ -28,18 +28,28 @@ def visible(text: str) -> str:
     )
 
 
+# In sentences no line ends between a figure and its unit.
+_UNIT, _NO_BREAK = re.compile(r"(?<=\d) (?=%|[KMGT]?i?B\b|[mun]?s\b|[kMGTPE]\b|[kMGTPE]?FLOP)"), "\u00a0"
+
+
 def html_text(text: str) -> str:
     """For the page itself, between tags and inside quoted attributes."""
     return html.escape(visible(text), quote=True)
 
 
+def prose(text: str) -> str:
+    """As `html_text`, for sentences: figures stay with their units."""
+    return _UNIT.sub(_NO_BREAK, html_text(text))
+
+
 def html_with_code(text: str) -> str:
-    """As `html_text`; what stands between backticks becomes code, whose options no line ends within."""
+    """As `prose`; what stands between backticks becomes code, to be copied as it is, whose options no line ends within."""
     pieces = html_text(text).split("`")
     if len(pieces) % 2 == 0:  # an odd backtick, from a name perhaps: leave all of them as they are
-        return "`".join(pieces)
+        return _UNIT.sub(_NO_BREAK, "`".join(pieces))
     return "".join(
-        f"<code>{_with_options(piece)}</code>" if i % 2 else piece for i, piece in enumerate(pieces)
+        f"<code>{_with_options(piece)}</code>" if i % 2 else _UNIT.sub(_NO_BREAK, piece)
+        for i, piece in enumerate(pieces)
     )
 
 

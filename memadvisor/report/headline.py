@@ -10,7 +10,7 @@ from memadvisor.analyzers.out_of_memory import way_on
 from memadvisor.category_words import category_name, category_plural
 from memadvisor.report.blocks import MEASURED, PREDICTED, Html, kinds_html, split_bar
 from memadvisor.report.data_waits import WORTH_CLOSING, wait_in_words
-from memadvisor.report.escape import html_text, html_with_code
+from memadvisor.report.escape import html_text, html_with_code, prose
 from memadvisor.report.next_steps import NextStep, next_steps
 from memadvisor.report.plan_effect import plan_card
 from memadvisor.report.view import RankView
@@ -23,14 +23,15 @@ def headline(view: RankView) -> Html:
     """Peak and step, what to do about them, one card more where a plan was applied, and two on how well all is used."""
     steps = "".join(f"<li>{_saves(step)}{html_with_code(step.text)}</li>" for step in next_steps(view))
     return Html(
-        f"{_cards(_peak(view), _step(view))}{plan_card(view.analysis)}"
+        f"{cards(_peak(view), _step(view))}{plan_card(view.analysis)}"
         f'<div class="card next"><span class="name">What to do next</span><ol>{steps}</ol></div>'
-        f"{_cards(_used(view), _kept(view))}"
+        f"{cards(_used(view), _kept(view))}"
     )
 
 
-def _cards(*cards: str) -> str:
-    each = "".join(f'<div class="card">{card}</div>' for card in cards)
+def cards(*bodies: str) -> str:
+    """Cards beside each other, made by `card`."""
+    each = "".join(f'<div class="card">{body}</div>' for body in bodies)
     return f'<div class="cards">{each}</div>'
 
 
@@ -39,7 +40,7 @@ def _saves(step: NextStep) -> str:
     return f"{kinds_html((PREDICTED,))}<b>{html_text(step.saves)}</b>: " if step.saves else ""
 
 
-def _card(name: str, value: str | None, basis: str, body: str, kinds: tuple[str, ...] = (MEASURED,)) -> str:
+def card(name: str, value: str | None, basis: str, body: str, kinds: tuple[str, ...] = (MEASURED,)) -> str:
     absent = " absent" if value is None else ""
     return (
         f'<div class="name">{html_text(name)}</div>'
@@ -51,7 +52,7 @@ def _card(name: str, value: str | None, basis: str, body: str, kinds: tuple[str,
 def _peak(view: RankView) -> str:
     peak = view.result.peak
     if peak is None:
-        return _card("Peak memory", None, view.why_untraced, "")
+        return card("Peak memory", None, view.why_untraced, "")
     source = "the allocator's own peak" if peak.is_allocators else "largest sum of storages"
     sizes = {**peak.by_category_bytes, UNEXPLAINED: peak.unexplained_bytes}
     parts = [
@@ -59,7 +60,7 @@ def _peak(view: RankView) -> str:
         for name in STACK
     ]
     reserved = "" if peak.reserved_bytes is None else f"; {format_bytes(peak.reserved_bytes)} reserved"
-    return _card(
+    return card(
         "Peak memory",
         format_bytes(peak.allocated_bytes),
         f"in {place_name(peak.position)}; {source}, {view.traced_basis}{reserved}",
@@ -70,12 +71,12 @@ def _peak(view: RankView) -> str:
 def _step(view: RankView) -> str:
     time = view.result.step_time
     if time is None:
-        return _card("Step time", None, "No timed step was finished.", "")
+        return card("Step time", None, "No timed step was finished.", "")
     parts = [
         (PHASE_NAMES[phase], spent_s, phase, format_seconds(spent_s))
         for phase, spent_s in time.by_phase_s.items()
     ]
-    return _card(
+    return card(
         "Step time",
         format_seconds(time.median_s),
         "; ".join((f"{time.basis}{view.of_rank}", *_waiting(view), *_throughput(view))),
@@ -115,9 +116,9 @@ def _used(view: RankView) -> str:
         needed, ran = (
             format_count(n, "FLOP") for n in (used.model_flops_per_step, used.executed_flops_per_step)
         )
-        flops = f'<p class="note">{html_text(f"A step needs {needed} and executes {ran} (traced step).")}</p>'
+        flops = f'<p class="note">{prose(f"A step needs {needed} and executes {ran} (traced step).")}</p>'
     if used.mfu is None or used.hardware_kind is None:
-        return _card("Model FLOPs utilization (MFU)", None, _why_no_mfu(view), flops)
+        return card("Model FLOPs utilization (MFU)", None, _why_no_mfu(view), flops)
     others = ", ".join(
         f"{name} {format_fraction(found.mfu)}"
         for name, found in used.conventions.items()
@@ -125,7 +126,7 @@ def _used(view: RankView) -> str:
     )
     others = f" (by others: {others})" if others else ""
     rate = format_count(used.peak_flops_per_s, "FLOP/s")
-    return _card(
+    return card(
         "Model FLOPs utilization (MFU)",
         format_fraction(used.mfu),
         f"HFU {format_fraction(used.hfu)}; convention {used.convention}{others}; against {rate} in {used.dtype} "
@@ -150,7 +151,7 @@ def _why_no_mfu(view: RankView) -> str:
 def _kept(view: RankView) -> str:
     kept, states = view.result.activations, view.result.model_states
     if kept is None:
-        return _card("Kept for the backward", None, view.why_untraced, "")
+        return card("Kept for the backward", None, view.why_untraced, "")
     lines = "1 unit keeps it" if len(kept.units) == 1 else f"{len(kept.units)} units keep it"
     if kept.moved_bytes:
         lines += f"; {format_bytes(kept.moved_bytes)} of it away on another tier in between"
@@ -159,11 +160,11 @@ def _kept(view: RankView) -> str:
             f". Model states: {format_bytes(states.measured_bytes)} measured, "
             f"{expected_text(states.theory_bytes)} in theory, {format_count(states.num_params)} parameters"
         )
-    return _card(
+    return card(
         "Kept for the backward",
         format_bytes(kept.saved_bytes),
         f"by autograd, of one micro-batch; {view.traced_basis}",
-        f'<p class="note">{html_text(lines)}.</p>',
+        f'<p class="note">{prose(lines)}.</p>',
     )
 
 

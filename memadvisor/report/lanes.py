@@ -53,21 +53,45 @@ def phase_bands(view: RankView, factor: float) -> list[dict[str, Any]]:
 def step_lanes(view: RankView, factor: float, axis: str) -> list[dict[str, Any]]:
     """Two rows on the axis `axis`: phases (at 1), and the units inside them (at 0)."""
     spans = view.spans()
-    phases = [span for span in spans if span.kind in (*PHASES, _EVALUATION)]
     units = [span for span in spans if span.kind.startswith("unit_")]
     units = sorted(units, key=lambda s: s.start_s - s.end_s)[: 2 * view.detail]
     units.sort(key=lambda s: (s.start_s, -s.end_s))
     return [
-        _lane(phases, 1.0, view.step.start_s, factor, axis, texts=[_name(s.kind) for s in phases]),
+        phase_lane(view, 1.0, factor, axis),
         _lane(
             units,
             0.0,
             view.step.start_s,
             factor,
             axis,
-            texts=[shortened(unit_name(span.unit), 18) for span in units],
+            texts=_unit_texts(units),
         ),
     ]
+
+
+def _unit_texts(units: Sequence[Span]) -> list[str]:
+    """The units' names; none of a bar that another one lies on: a name would come out beneath it in pieces.
+
+    `units` are in order of their starts, of those that begin together the longest first.
+    """
+    is_covered = [False] * len(units)
+    around: list[int] = []
+    for position, span in enumerate(units):
+        while around and units[around[-1]].end_s <= span.start_s:
+            around.pop()
+        if around:
+            is_covered[around[-1]] = True
+        around.append(position)
+    return [
+        "" if hidden else shortened(unit_name(span.unit), 18)
+        for span, hidden in zip(units, is_covered, strict=True)
+    ]
+
+
+def phase_lane(view: RankView, row: float, factor: float, axis: str) -> dict[str, Any]:
+    """Forwards, backwards, optimizer steps and evaluations, as bars in one row."""
+    phases = [span for span in view.spans() if span.kind in (*PHASES, _EVALUATION)]
+    return _lane(phases, row, view.step.start_s, factor, axis, texts=[_name(s.kind) for s in phases])
 
 
 def _name(phase: str) -> str:
@@ -103,7 +127,7 @@ def _lane(
         colors=[color_of("outside" if phase == _EVALUATION else phase) for phase in phases],
         texts=texts,
         hovers=hovers,
-        more={"yaxis": axis, "showlegend": False, "insidetextfont": {"size": 11}},
+        more={"yaxis": axis, "showlegend": False},
     )
 
 
@@ -120,6 +144,17 @@ def bars(
 ) -> dict[str, Any]:
     """Horizontal bars from start to end; texts and hovers are plain, and escaped here."""
     pairs = list(stretches)
+    names = colors if isinstance(colors, str) else list(colors)
+    font = (
+        {
+            "insidetextfont": {
+                "size": 11,
+                "color": [text_on(name) for name in names] if isinstance(names, list) else text_on(names),
+            }
+        }
+        if texts
+        else {}
+    )
     return {
         "type": "bar",
         "orientation": "h",
@@ -128,7 +163,7 @@ def bars(
         "y": list(rows),
         "width": list(heights),
         "marker": {
-            "color": colors if isinstance(colors, str) else list(colors),
+            "color": names,
             "line": {"width": 0.5, "color": "var(--card)"},
         },
         "text": [plotly_text(text) for text in texts] if texts else None,
@@ -137,5 +172,11 @@ def bars(
         "textangle": 0,
         "hovertext": [plotly_text(text) for text in hovers],
         "hoverinfo": "text",
+        **font,
         **more,
     }
+
+
+def text_on(color: str) -> str:
+    """`var(--on-forward)` on `var(--forward)`: Plotly's own choice is hard to read on some."""
+    return color.replace("var(--", "var(--on-")

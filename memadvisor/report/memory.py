@@ -45,7 +45,7 @@ def memory_over_time(view: RankView) -> Block:
         basis=view.traced_basis,
         label=f"Stacked areas by category; peak {format_bytes(peak.allocated_bytes)} in {peak.position}.",
         traces=[
-            *_areas(timeline, kept, factor, unit, time_factor),
+            *stacked_areas(timeline, kept, factor, unit, time_factor),
             *step_lanes(view, time_factor, "y2"),
         ],
         layout={
@@ -72,9 +72,10 @@ def memory_over_time(view: RankView) -> Block:
     )
 
 
-def _areas(
+def stacked_areas(
     timeline: MemoryTimeline, kept: np.ndarray[Any, Any], factor: float, unit: str, time_factor: float
 ) -> Iterator[dict[str, Any]]:
+    """Each category on what is below it, and a line of the sum."""
     times = packed_places(timeline.times_s[kept] / time_factor)
     for category in STACK:
         sizes = timeline.by_category_bytes[category]
@@ -178,4 +179,5 @@ def _predicted_labels(compared: Comparison | None, factor: float) -> Iterator[di
                 "showarrow": False,
                 "text": f"{name} {format_bytes(size)}",
                 "font": {"color": color, "size": 11},
+                "bgcolor": "var(--card)",  # another line may be where it stands
             }

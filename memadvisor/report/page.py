@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from memadvisor.analyzers.analysis import Analysis
@@ -17,6 +15,7 @@ from memadvisor.report.counters import counters_over_run
 from memadvisor.report.document import document, section_html, write_page
 from memadvisor.report.escape import html_text
 from memadvisor.report.failures import out_of_memory_box
+from memadvisor.report.frame import contents_html, facts, header_html, title_html, without_script
 from memadvisor.report.headline import headline, title_of
 from memadvisor.report.lifetimes import activation_lifetimes, saved_by_unit
 from memadvisor.report.memory import memory_over_time
@@ -35,12 +34,9 @@ from memadvisor.report.traffic import (
     unit_table,
 )
 from memadvisor.report.view import RankView
-from memadvisor.report.words import steps_in_words
 from memadvisor.run.run import Run
 
 MAX_DETAILED_RANKS = 16
-# In the title no line ends between a figure and its unit.
-_UNIT, _NO_BREAK = re.compile(r"(?<=\d) (?=%|[KMGT]?i?B\b|[mu]?s\b)"), "\u00a0"
 DETAIL = 300  # see RankView.detail; what two ranks may have is divided among more
 
 
@@ -58,8 +54,8 @@ def render(analysis: Analysis) -> str:
     run = analysis.run
     return document(
         Path(run.manifest.script).name,
-        f"{_header(analysis, first)}"
-        f'<div class="page">{_contents(sections)}<main>{_top(analysis)}{body}{_footer(run)}</main></div>\n',
+        f"{header_html(_command(run), [view.result.rank for view in _views(analysis)], first, len(analysis.ranks))}"
+        f'<div class="page">{contents_html(sections)}<main>{_top(analysis)}{body}{_footer(run)}</main></div>\n',
         figures,
     )
 
@@ -171,54 +167,18 @@ def _views(analysis: Analysis) -> list[RankView]:
     ]
 
 
-def _header(analysis: Analysis, first_rank: str) -> str:
-    run = analysis.run
-    shown = [view.result.rank for view in _views(analysis)]
-    chooser = ""
-    if len(shown) > 1:
-        options = "".join(
-            f'<option value="{rank}"{" selected" if str(rank) == first_rank else ""}>{rank}</option>'
-            for rank in shown
-        )
-        few = f" ({len(shown)} of {len(analysis.ranks)})" if len(shown) < len(analysis.ranks) else ""
-        chooser = f'<label>rank{few} <select id="rank" autocomplete="off">{options}</select></label>'
-    return (
-        '<header><span class="brand">memadvisor</span>'
-        f'<span class="script mono">{html_text(_command(run))}</span>{chooser}</header>\n'
-    )
-
-
 def _command(run: Run) -> str:
     return " ".join((run.manifest.script, *run.manifest.arguments))
 
 
-def _contents(sections: Sequence[Section]) -> str:
-    named = [("answer", "Summary"), *((s.name, s.title) for s in sections if s.title)]
-    items = "".join(f'<li><a href="#{name}">{html_text(title)}</a></li>' for name, title in named)
-    return f'<nav aria-label="Contents"><ol>{items}</ol></nav>'
-
-
 def _top(analysis: Analysis) -> str:
-    facts = " · ".join(_facts(analysis.run))
+    told = " · ".join(facts(analysis.run))
     return (
-        f"<h1>{_UNIT.sub(_NO_BREAK, html_text(title_of(analysis)))}</h1>"
-        f'<p class="facts"><code>{html_text(_command(analysis.run))}</code><br>{html_text(facts)}</p>'
-        f"{alert(analysis)}<noscript><p class=alert>The figures are drawn by JavaScript, "
-        "which is switched off; tables and texts are complete without it.</p></noscript>"
+        f"{title_html(title_of(analysis))}"
+        f'<p class="facts"><code>{html_text(_command(analysis.run))}</code><br>{html_text(told)}</p>'
+        f"{alert(analysis)}{without_script()}"
         f"{out_of_memory_box(analysis)}"
     )
-
-
-def _facts(run: Run) -> Iterator[str]:
-    process = run.ranks[0].process
-    num_ranks = run.manifest.world_size
-    yield f"{num_ranks} rank{'s' if num_ranks > 1 else ''} on {process.device_name} ({process.device})"
-    yield f"torch {process.torch_version}"
-    yield f"Python {process.python_version}"
-    yield steps_in_words(run)
-    yield time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(run.manifest.created_unix_s))
-    if run.plan is not None:
-        yield "a plan was applied"
 
 
 def _footer(run: Run) -> str:

@@ -9,6 +9,7 @@ from memadvisor.analyzers.peak import PeakBreakdown
 from memadvisor.category_words import category_name
 from memadvisor.report.blocks import MEASURED, Block, Figure, Missing, table
 from memadvisor.report.escape import plotly_text, shortened
+from memadvisor.report.lanes import text_on
 from memadvisor.report.view import RankView
 from memadvisor.report.words import STACK, color_of, place_name, unit_name
 from memadvisor.run.records import UNEXPLAINED, Storage
@@ -122,11 +123,17 @@ def _treemap(nodes: Sequence[tuple[str, str, str, int, str]]) -> dict[str, Any]:
         "texttemplate": [
             "%{label}<br>%{text}" if node[4] in leaf_colors else "%{label} %{text}" for node in nodes
         ],
+        "textfont": {"color": [_text_on(node[4]) for node in nodes]},
         "hovertemplate": "%{label}<br>%{text}, %{percentRoot:.1%} of the peak<extra></extra>",
         "tiling": {"packing": "squarify", "pad": 1},
         "maxdepth": 4,
         "pathbar": {"visible": True, "side": "top"},
     }
+
+
+def _text_on(color: str) -> str:
+    """Tiles of a unit or module, and the peak around them, are as pale or dark as the page."""
+    return "var(--text)" if color in ("var(--tile)", "var(--card)") else text_on(color)
 
 
 def largest_storages(view: RankView) -> Block | None:

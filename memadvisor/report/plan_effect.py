@@ -6,7 +6,7 @@ from memadvisor.analyzers.analysis import Analysis
 from memadvisor.analyzers.comparison import Compared, Comparison
 from memadvisor.plan_words import results_text
 from memadvisor.report.blocks import MEASURED, PREDICTED, kinds_html
-from memadvisor.report.escape import html_text
+from memadvisor.report.escape import html_text, prose
 from memadvisor.units import counted, format_bytes, format_change, format_seconds
 
 
@@ -55,7 +55,7 @@ def plan_card(analysis: Analysis) -> str:
     return (
         '<div class="cards"><div class="card wide"><div class="name">Plan: error of what was predicted</div>'
         f'<div class="value">{html_text(", ".join(errors))}</div>{_table(compared)}'
-        f'<p class="note">{html_text(" ".join(words))}</p></div></div>'
+        f'<p class="note">{prose(" ".join(words))}</p></div></div>'
     )
 
 

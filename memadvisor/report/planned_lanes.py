@@ -29,6 +29,7 @@ KINDS = {
     "engine": ("the engine's own work", "dim"),
     **dict.fromkeys(("gather", "all_gather", "broadcast"), ("gather", "parameter")),
     **dict.fromkeys(("reduce", "all_reduce", "reduce_scatter", "average"), ("reduce", "gradient")),
+    **dict.fromkeys(("send", "recv"), ("send and receive", "communication")),
     **dict.fromkeys(("prefetch", "offload"), ("transfer", "optimizer-state")),
 }
 _OTHERS = {"compute": ("other work", "dim"), "collective": ("other messages", "communication")}
@@ -179,7 +180,7 @@ def _bars(row: LaneRow, place: float, factor: float) -> dict[str, Any]:
         colors=colors,
         texts=[_text(each) for each in intervals] if row.lane == "compute" and not row.is_predicted else (),
         hovers=[f"{row.basis}: {each.label}, {_when(each)}" for each in intervals],
-        more={"name": row.basis, "showlegend": False, "insidetextfont": {"size": 11}},
+        more={"name": row.basis, "showlegend": False},
     )
     if row.is_predicted:
         trace["marker"] = {

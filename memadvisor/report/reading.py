@@ -92,7 +92,7 @@ def notes_and_problems(analysis: Analysis) -> Sequence[Block]:
     ]
 
 
-def alert(analysis: Analysis) -> str:
+def alert(analysis: Analysis, whose: str = "This run") -> str:
     """A line at the top of the page where something is wrong with the run itself."""
     run = analysis.run
     trouble = list(run.problems[:5])
@@ -113,7 +113,7 @@ def alert(analysis: Analysis) -> str:
     if not trouble:
         return ""
     items = "".join(f"<li>{html_text(text)}</li>" for text in trouble)
-    return f'<div class="alert" role="status"><b>This run is not whole.</b><ul>{items}</ul></div>'
+    return f'<div class="alert" role="status"><b>{whose} is not whole.</b><ul>{items}</ul></div>'
 
 
 def _some(ranks: Sequence[int]) -> str:

@@ -43,9 +43,27 @@ _SURFACE_COLORS: dict[str, tuple[str, str]] = {
 }
 
 
+_INK, _PAPER = "#0d1016", "#ffffff"
+
+
+def _text_on(color: str) -> str:
+    """Ink or paper, whichever is further from the color: of one of them the contrast is 4.5 or more (WCAG 2.1)."""
+    light = _luminance(color) + 0.05
+    return _INK if light / (_luminance(_INK) + 0.05) > (_luminance(_PAPER) + 0.05) / light else _PAPER
+
+
+def _luminance(color: str) -> float:
+    """Relative, of an sRGB color (WCAG 2.1)."""
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
 def stylesheet() -> str:
     """CSS of the page, with its colors for light, dark and paper."""
-    colors = {**_SURFACE_COLORS, **CATEGORY_COLORS, **PHASE_COLORS}
+    filled = {**CATEGORY_COLORS, **PHASE_COLORS, "dim": _SURFACE_COLORS["dim"]}
+    text = {f"on-{name}": (_text_on(pair[0]), _text_on(pair[1])) for name, pair in filled.items()}
+    colors = {**_SURFACE_COLORS, **CATEGORY_COLORS, **PHASE_COLORS, **text}
     light = "".join(f"--{name}:{pair[0]};" for name, pair in colors.items())
     dark = "".join(f"--{name}:{pair[1]};" for name, pair in colors.items())
     return (
@@ -98,7 +116,7 @@ h3{font-size:1rem;margin:0;display:inline}
 .legend{display:flex;flex-wrap:wrap;gap:.1rem .95rem;margin:0;padding:0;list-style:none;font-size:.87rem;color:var(--dim)}
 .legend b{color:var(--text);font-weight:600;font-variant-numeric:tabular-nums;white-space:nowrap}
 .legend i{display:inline-block;width:.75em;height:.75em;border-radius:2px;margin-right:.4em;border:1px solid var(--line)}
-.next ol{margin:.3rem 0 0;padding-left:1.2rem}
+.next :is(ol,ul){margin:.3rem 0 0;padding-left:1.2rem}
 .next li{margin:.35rem 0;overflow-wrap:anywhere}
 pre{margin:.5rem 0 0;padding:.6rem .8rem;background:var(--page);border:1px solid var(--line);border-radius:6px;overflow-x:auto}
 figcaption{display:flex;flex-wrap:wrap;align-items:baseline;gap:.3rem .7rem;margin-bottom:.4rem}
@@ -136,7 +154,9 @@ dd{margin:0 0 .2rem;color:var(--dim);max-width:90ch}
 footer{color:var(--dim);font-size:.87rem;margin-top:2.5rem;border-top:1px solid var(--line);padding-top:.8rem}
 .two{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr));gap:0 1rem}
 @media (max-width:1000px){.page{grid-template-columns:minmax(0,1fr)}nav{display:none}}
-@media (max-width:640px){.plot .modebar-container{display:none}.cards{grid-template-columns:minmax(0,1fr)}.card,figure{padding:.8rem}header .script{display:none}}
+@media (max-width:640px){.plot .modebar-container{display:none}.cards{grid-template-columns:minmax(0,1fr)}.card,figure{padding:.8rem}header .script{display:none}
+  th,td{padding-right:.6rem}td:first-child{min-width:6.5rem}
+  table.effect :is(td,th):not(:last-child){padding-right:.7rem}table.effect td:first-child{min-width:5.5rem}}
 @media print{
   body{background:#fff;font-size:11pt}
   header{position:static}nav,header label,select,.modebar{display:none!important}

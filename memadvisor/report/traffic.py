@@ -11,7 +11,7 @@ from memadvisor.analyzers.matching import Matched
 from memadvisor.analyzers.sides import Key, key_of, started_s, traced_collectives
 from memadvisor.report.blocks import MEASURED, Block, Figure, Html, Missing, kinds_html, split_bar, table
 from memadvisor.report.downsample import merged
-from memadvisor.report.escape import html_text
+from memadvisor.report.escape import html_text, prose
 from memadvisor.report.lanes import bars, phase_bands, time_axis
 from memadvisor.report.view import RankView
 from memadvisor.report.words import seconds_scale
@@ -182,7 +182,7 @@ def traffic_summary(view: RankView) -> Block | None:
     return Html(
         f'<div class="card"><figcaption><h3>{html_text(title)}</h3>'
         f"{kinds_html((MEASURED,), view.traced_basis)}</figcaption>{_exposed_bar(traffic)}"
-        f'<p class="note">{html_text(f"{moved} {_waiting(traffic)}")}</p></div>'
+        f'<p class="note">{prose(f"{moved} {_waiting(traffic)}")}</p></div>'
     )
 
 

@@ -74,3 +74,25 @@ def test_a_number_stays_beside_its_unit():
         assert not any(
             line.startswith(("MiB", "ms", "us", "B ", "k ", "tokens/s", "samples/s")) for line in lines
         )
+
+
+@pytest.mark.parametrize("width", range(24, 60))
+def test_no_line_of_words_ends_between_a_number_and_its_unit(stdout, monkeypatch, width):
+    written = stdout(io.TextIOWrapper, "utf-8")
+    monkeypatch.setattr("memadvisor.cli.printing.PLAIN_WIDTH", width)
+    words = "it takes 174 ms more a step, needs 328 KiB more, 34.1 % of it is activations, 4.35 k tokens/s"
+    stdout_console().print(Text(words, style="bold"))
+    sys.stdout.flush()
+
+    lines = written.getvalue().decode().splitlines()
+    assert " ".join(lines) == words
+    assert not any(line[-1].isdigit() for line in lines)
+
+
+def test_what_is_to_be_copied_stays_on_one_line(stdout):
+    written = stdout(io.TextIOWrapper, "utf-8")
+    command = "  memadvisor advise " + "x" * 200 + " --memory 24GiB"
+    stdout_console().print(Text(command), soft_wrap=True)
+    sys.stdout.flush()
+
+    assert written.getvalue().decode() == command + "\n"

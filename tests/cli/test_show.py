@@ -13,11 +13,11 @@ from memadvisor.analyzers.script_changes.change import ScriptChange
 from memadvisor.cli.main import main
 from memadvisor.cli.show import _short_peak, print_analysis, print_summary
 from memadvisor.errors import UsageError
-from memadvisor.report.page import render
 from memadvisor.run.documents import Note
 from memadvisor.run.records import TABLES
 from tests.analyzers.test_comparison import PLAN
 from tests.make_run import make_run, stopped, write_run
+from tests.report.rendered import rendered
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_of_a_lost_trace_nothing_is_said_that_only_a_trace_shows(tmp_path, capsy
     run = lost_trace()
     directory = str(write_run(run, tmp_path / "run"))
     said = " ".join(shown(run).split())
-    page = render(analyze(run))
+    page = rendered(analyze(run))
     steps = page.partition("What to do next")[2].partition("</ol>")[0]
 
     assert "Communication not recorded: the traced step's record is lost" in said
@@ -281,7 +281,7 @@ def test_what_the_script_holds_beside_its_training_is_named_where_it_is_much():
     held = dataclasses.replace(rank, storages=(*rank.storages, own), steps=steps)
     analysis = analyze(dataclasses.replace(run, ranks=(held,)))
 
-    for said in (" ".join(_summed_up(analysis).split()), render(analysis)):
+    for said in (" ".join(_summed_up(analysis).split()), rendered(analysis)):
         assert "50.7 % of the peak is other, tensors that the script holds beside the training" in said
         assert "(float32 [8, 2048, 2048])" in said
     assert "is other" not in _summed_up(analyze(run))
@@ -302,7 +302,7 @@ def test_a_unit_that_is_called_by_a_number_alone_is_called_a_module_too():
         rank = dataclasses.replace(analysis.ranks[0], peak=at(unit))
         found = dataclasses.replace(analysis, ranks=(rank,))
         assert f" in backward of {said}:" in _summed_up(found)
-        assert f" in backward of {said}; " in render(found)
+        assert f" in backward of {said}; " in rendered(found)
 
 
 def test_what_the_closing_summary_leaves_unnamed_of_the_peak_is_less_than_what_it_names():
@@ -335,7 +335,7 @@ def test_ranks_that_took_unequal_numbers_of_steps_are_not_said_to_have_taken_the
 
     assert "| 8 steps |" in shown(run)
     assert "| 5 to 8 steps |" in shown(uneven)
-    assert "5 to 8 steps" in render(analyze(uneven))
+    assert "5 to 8 steps" in rendered(analyze(uneven))
 
 
 def test_what_all_ranks_process_is_called_so_where_there_are_several():
@@ -399,7 +399,7 @@ def test_a_run_of_two_steps_says_what_its_time_is_of_and_how_one_is_traced():
     run = make_run(num_ranks=1, traced_step=None, num_steps=2)
     whole, closing = " ".join(shown(run).split()), " ".join(shown(run, printer=print_summary).split())
 
-    for text in (whole, closing, render(analyze(run))):
+    for text in (whole, closing, rendered(analyze(run))):
         assert "of step 1, a warm-up step: no step was steady" in text
         assert "1 steady step" not in text
         assert "--trace-step 1" in text

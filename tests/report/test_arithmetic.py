@@ -57,3 +57,11 @@ def test_tables_name_what_bounds_and_where_times_are_of_launching():
     assert "blocks.0.mlp.up" in roofline_table(view()).text
     assert "launch time" in operators_table(view(device="cuda:0")).text
     assert "launch time" not in operators_table(view()).text
+
+
+def test_without_hardware_the_table_has_no_columns_of_its_roofs():
+    """Two columns of nothing but dashes."""
+    known, unknown = (roofline_table(view(hardware)).text for hardware in (MACHINE, None))
+
+    assert "bound by" in known and "of the roof" in known and "Bound by latency" in known
+    assert "bound by" not in unknown and "roof" not in unknown and "latency" not in unknown

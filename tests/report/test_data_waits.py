@@ -18,10 +18,10 @@ from memadvisor.cli.diff_sections import sections
 from memadvisor.cli.printing import print_sections
 from memadvisor.cli.show import print_analysis, print_summary
 from memadvisor.report.data_waits import NOT_RECORDED, waits_in_words, workers_in_words
-from memadvisor.report.page import render
 from memadvisor.run.loader_records import DataWait, LoaderInfo
 from memadvisor.run.store import load_run
 from tests.make_run import make_run, write_run
+from tests.report.rendered import rendered
 from tests.tui.test_app import drive, screen_text
 
 LONG, SHORT = 0.105, 0.005  # outside the phases: of a step of 200 ms, and of one of 100
@@ -66,7 +66,7 @@ def closing(run):
 
 
 def next_steps(run):
-    page = render(analyze(run))
+    page = rendered(analyze(run))
     return page[page.index("What to do next") :].partition("</ol>")[0]
 
 
@@ -114,7 +114,7 @@ def test_show_and_the_page_say_it():
     words = "waiting for the DataLoader 50.0 ms, 25.0 % of a step (0 workers)"
 
     assert words in shown(waiting(0.05))
-    assert words in render(analyze(waiting(0.05)))
+    assert words in rendered(analyze(waiting(0.05)))
 
 
 @pytest.mark.parametrize("has_loader", [True, False])

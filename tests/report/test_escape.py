@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memadvisor.report.blocks import table
-from memadvisor.report.escape import html_text, html_with_code, plotly_text, script_json, shortened, visible
+from memadvisor.report.escape import (
+    html_text,
+    html_with_code,
+    plotly_text,
+    prose,
+    script_json,
+    shortened,
+    visible,
+)
 from tests.report.hostile import HOSTILE_NAMES
 
 ANY_TEXT = st.text(st.characters(codec=None)) | st.sampled_from(HOSTILE_NAMES)  # lone surrogates too
@@ -101,3 +109,20 @@ def test_a_long_name_of_a_module_is_broken_at_its_dots_first():
 
     assert "up.<wbr>8.<wbr>normalization_<wbr>before_<wbr>first</td>" in block.text
     assert ">a_b.c</td>" in block.text
+
+
+@given(ANY_TEXT)
+def test_prose_differs_from_text_in_spaces_before_units_alone(text):
+    assert prose(text).replace("\u00a0", " ") == html_text(text).replace("\u00a0", " ")
+
+
+def test_prose_keeps_figures_with_their_units():
+    assert prose("697 k parameters, 59.2 % of 31.2 MiB in 1.8 ms, 2 ranks") == (
+        "697\u00a0k parameters, 59.2\u00a0% of 31.2\u00a0MiB in 1.8\u00a0ms, 2 ranks"
+    )
+
+
+def test_code_between_sentences_is_copied_as_it_is():
+    assert html_with_code("5 MiB: `x --size 5 MiB`") == (
+        '5\u00a0MiB: <code>x <span class="option">--size 5</span> MiB</code>'
+    )

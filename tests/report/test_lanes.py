@@ -33,6 +33,29 @@ def test_a_model_call_without_gradients_stands_in_the_phase_lane():
     assert phases["marker"]["color"][drawn] == "var(--outside)"  # which the step's parts count it in
 
 
+def test_a_unit_that_another_bar_lies_on_has_no_name_beneath_it():
+    """The backward of a recomputed block was named in pieces, on both sides of its recomputation."""
+    rank = make_run(num_ranks=1).ranks[0]
+    step = rank.traced_step
+    spans = tuple(
+        Span(step.index, kind, "blocks.0", 0, step.start_s + start_s, step.start_s + end_s)
+        for kind, start_s, end_s in (
+            ("unit_forward", 0.0, 0.1),
+            ("unit_backward", 0.2, 0.5),
+            ("unit_recompute", 0.2, 0.3),
+        )
+    )
+    recorded = dataclasses.replace(rank, spans=spans)
+    _, units = step_lanes(RankView(analysis=None, recorded=recorded, result=None, detail=100), 1.0, "y2")
+
+    assert units["text"] == ["blocks.0", "", "blocks.0"]
+    assert units["insidetextfont"]["color"] == [
+        "var(--on-forward)",
+        "var(--on-backward)",
+        "var(--on-recompute)",
+    ]
+
+
 def test_what_communicates_in_no_unit_is_named_as_in_the_terminal():
     """It was called (model), which is the root's own name."""
     shares = tuple(

@@ -10,11 +10,11 @@ import memadvisor
 from memadvisor.analyzers.analysis import analyze
 from memadvisor.report.headline import headline
 from memadvisor.report.next_steps import next_steps, slow_parts
-from memadvisor.report.page import render
 from memadvisor.report.view import RankView
 from memadvisor.run.documents import Note
 from memadvisor.run.parallel_records import PipelineStage
 from tests.make_run import make_run
+from tests.report.rendered import rendered
 
 
 class Chunked(torch.autograd.Function):
@@ -43,7 +43,7 @@ def test_where_a_temporary_is_most_of_the_peak_it_is_named_first(tmp_path):
             Chunked.apply(model(torch.ones(64, 16))).backward()
             optimizer.step()
 
-    page = render(analyze(prof.run))
+    page = rendered(analyze(prof.run))
 
     advice = page[page.index("What to do next") :]
     first = advice[advice.index("<li>") : advice.index("</li>")]
@@ -59,7 +59,7 @@ def test_a_pipelines_states_are_no_matter_of_zero():
     )  # fmt: skip
     ranks = tuple(dataclasses.replace(rank, pipeline_stages=(stage,)) for rank in run.ranks)
 
-    page = render(analyze(dataclasses.replace(run, ranks=ranks)))
+    page = rendered(analyze(dataclasses.replace(run, ranks=ranks)))
 
     assert "a pipeline of more stages leaves each rank fewer of them" in page
     assert "ZeRO shards them" not in page
@@ -68,7 +68,7 @@ def test_a_pipelines_states_are_no_matter_of_zero():
 @pytest.mark.parametrize(("device", "where"), [("cpu", "on disk"), ("cuda:0", "in the host")])
 def test_where_states_may_wait_is_the_next_tier_of_the_device(device, where):
     """Of a GPU's run it said: on disk."""
-    page = render(analyze(make_run(num_ranks=1, device=device)))
+    page = rendered(analyze(make_run(num_ranks=1, device=device)))
 
     assert f"a plan may keep some {where}" in page
 
@@ -79,13 +79,13 @@ def test_a_run_without_a_step_is_told_why_and_not_to_take_more_of_them():
     note = Note(level="warning", text=why, time_s=None)
     without = dataclasses.replace(run.ranks[0], steps=(), spans=(), notes=(note,))
 
-    page = render(analyze(dataclasses.replace(run, ranks=(without,))))
+    page = rendered(analyze(dataclasses.replace(run, ranks=(without,))))
     assert "What to do next" in page and "profile a run of more steps" not in page
     steps = page.partition("What to do next")[2].partition("</ol>")[0]
     assert "No training step was seen" in steps
 
     short = dataclasses.replace(run.ranks[0], notes=(note,))
-    page = render(analyze(dataclasses.replace(run, ranks=(short,))))
+    page = rendered(analyze(dataclasses.replace(run, ranks=(short,))))
     assert "profile a run of more steps" in page
 
 
@@ -94,7 +94,7 @@ def test_of_a_damaged_run_more_steps_are_not_asked_for():
     run = dataclasses.replace(
         make_run(num_ranks=1, traced_step=None), problems=("rank0.journal: checksum mismatch",)
     )
-    page = render(analyze(run))
+    page = rendered(analyze(run))
     steps = page.partition("What to do next")[2].partition("</ol>")[0]
 
     assert "profile the script again" in steps and "more steps" not in steps

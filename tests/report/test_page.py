@@ -67,7 +67,7 @@ class _Page(HTMLParser):
         if self._inside == "script":
             self.scripts[-1] += data
         elif self._inside != "style":
-            self.text += data
+            self.text += data.replace("\u00a0", " ")  # which keeps a figure with its unit
 
     @property
     def figures(self):

@@ -1,5 +1,6 @@
 """The colors stay apart for everybody, on both backgrounds."""
 
+import re
 from itertools import combinations
 
 import numpy as np
@@ -68,3 +69,19 @@ def test_every_category_and_phase_has_a_color_in_both_themes():
 
     for name in (*STACK, *PHASE_NAMES):
         assert css.count(color_of(name).removeprefix("var(").removesuffix(")") + ":#") == 2
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_text_on_any_filled_color_can_be_read(theme):
+    """A contrast of 4.5 or more (WCAG 2.1, AA)."""
+    css = stylesheet()
+    start, end = (
+        (css.find(":root{"), css.find("@media screen"))[theme],
+        (css.find("@media screen"), css.find("*{box-sizing"))[theme],
+    )
+    values = dict(re.findall(r"--([a-z-]+):(#[0-9a-f]{6})", css[start:end]))
+    weights = np.array([0.2126, 0.7152, 0.0722])
+
+    for name in (*CATEGORY_COLORS, *PHASE_COLORS):
+        below, above = sorted(weights @ _linear(values[key]) for key in (name, f"on-{name}"))
+        assert (above + 0.05) / (below + 0.05) >= 4.5, name
