@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from memadvisor.analyzers.timeline import MemoryTimeline
-from memadvisor.cost.places import PHASE_PLACES
+from memadvisor.cost.places import PHASE_PLACES, place_in
 from memadvisor.run.records import CATEGORIES, Span, Storage
 from memadvisor.run.run import RankRun
 
@@ -157,9 +157,11 @@ def _innermost(around: Sequence[Span]) -> Span:
 
 
 def position_in_words(phase: str, unit: str) -> str:
-    """`backward of blocks.3`, `forward`, `optimizer step`, `work outside forward, backward and optimizer`."""
+    """`backward of blocks.3`, `optimizer step`, and what plans call the rest (cost/places.py): `forward outside any unit`."""
     words = {**PHASE_PLACES, "recompute": "recomputation"}.get(phase, phase)
-    return f"{words} of {unit}" if unit else words
+    if unit:
+        return f"{words} of {unit}"
+    return place_in(phase, None) if phase in ("forward", "backward") else words
 
 
 def _by_root(alive: Sequence[Storage]) -> dict[str, int]:

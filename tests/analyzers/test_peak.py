@@ -164,7 +164,7 @@ def test_on_the_processor_the_spans_say_where_and_not_whose_gradient_is_born():
 
     assert peaks_with([whole, of_root], **gradient).position == place_in("backward", "")
     assert peaks_with([whole, of_head], **gradient).position == place_in("backward", "head")
-    assert peaks_with([whole], **gradient).position == "backward"
+    assert peaks_with([whole], **gradient).position == place_in("backward", None)
 
 
 def test_what_the_roots_own_forward_made_is_the_models():
@@ -180,6 +180,6 @@ def test_what_the_roots_own_forward_made_is_the_models():
         assert first.startswith(f" {name} ")
 
 
-@pytest.mark.parametrize("phase", ["outside", "optimizer"])
+@pytest.mark.parametrize("phase", ["outside", "optimizer", "forward", "backward"])
 def test_where_no_unit_runs_is_said_in_the_words_of_plans(phase):
     assert position_in_words(phase, "") == place_in(phase, None)
