@@ -149,10 +149,10 @@ def load_plan(path: str | Path) -> Plan:
 
 def save_plan(plan: Plan, path: Path, *, replace: bool = True) -> None:
     """Write a plan whole or not at all, readable by its owner alone. Raises UsageError."""
-    write_output(path, plan_text(plan), replace=replace)
+    write_output(path, _json_text(plan), replace=replace)
 
 
-def plan_text(plan: Plan) -> str:
+def _json_text(plan: Plan) -> str:
     """The JSON, for readers too: of the timeline each interval is a line."""
     value = plan_to_json(plan)
     timeline = value.pop("timeline", None)
