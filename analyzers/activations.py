@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from memadvisor.analyzers.checkpoint_frames import MODEL_STATES, TracedCalls
@@ -90,6 +90,13 @@ class Activations:
     largest: tuple[Lifetime, ...]  # 20, by bytes
     longest: tuple[Lifetime, ...]  # 20, by kept_s
 
+    @property
+    def of_one_micro_batch(self) -> tuple[Lifetime, ...]:
+        """Those that `saved_bytes` is the sum of, in order of first save."""
+        in_order = _counted_once(self.lifetimes)
+        fullest = _fullest_micro_batch(in_order)
+        return tuple(life for life in in_order if life.micro_batch == fullest)
+
 
 def activations(traced: TracedCalls | None) -> Activations | None:
     """Join saved tensors with their storages. None when no step was traced, or a backward came of what nobody told of: hooks
@@ -99,20 +106,12 @@ def activations(traced: TracedCalls | None) -> Activations | None:
     ):
         return None
     lifetimes = sorted(_lifetimes(traced), key=lambda life: (life.born_s, life.storage_id))
-    by_micro_batch: dict[int, int] = defaultdict(int)
-    known = {life.storage_id for life in lifetimes}
-    in_order = [
-        life
-        for life in sorted(lifetimes, key=lambda life: life.saved_s)
-        if life.returned_of not in known and not (life.is_made_again or life.is_dropped)
-    ]
-    for life in in_order:
-        by_micro_batch[life.micro_batch] += life.size_bytes
-    fullest = max(by_micro_batch, key=lambda number: by_micro_batch[number], default=None)
+    in_order = _counted_once(lifetimes)
+    fullest = _fullest_micro_batch(in_order)
     moved = {life.returned_of for life in lifetimes} - {None}
     kept = [life for life in lifetimes if life.kept_s is not None]
     return Activations(
-        saved_bytes=by_micro_batch[fullest] if fullest is not None else 0,
+        saved_bytes=sum(life.size_bytes for life in in_order if life.micro_batch == fullest),
         moved_bytes=sum(
             life.size_bytes for life in in_order if life.micro_batch == fullest and life.storage_id in moved
         ),
@@ -122,6 +121,23 @@ def activations(traced: TracedCalls | None) -> Activations | None:
         largest=tuple(sorted(lifetimes, key=lambda life: -life.size_bytes)[:NUM_LISTED]),
         longest=tuple(sorted(kept, key=lambda life: -(life.kept_s or 0.0))[:NUM_LISTED]),
     )
+
+
+def _counted_once(lifetimes: Sequence[Lifetime]) -> list[Lifetime]:
+    """In order of first save: without what is back from another tier, made again, or dropped."""
+    known = {life.storage_id for life in lifetimes}
+    return [
+        life
+        for life in sorted(lifetimes, key=lambda life: life.saved_s)
+        if life.returned_of not in known and not (life.is_made_again or life.is_dropped)
+    ]
+
+
+def _fullest_micro_batch(lifetimes: Sequence[Lifetime]) -> int | None:
+    by_micro_batch: dict[int, int] = defaultdict(int)
+    for life in lifetimes:
+        by_micro_batch[life.micro_batch] += life.size_bytes
+    return max(by_micro_batch, key=lambda number: by_micro_batch[number], default=None)
 
 
 def _lifetimes(traced: TracedCalls) -> Iterator[Lifetime]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import quantiles
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from memadvisor.analyzers.activations import Activations
 from memadvisor.analyzers.analysis import Analysis, RankAnalysis
+from memadvisor.analyzers.before_after import Change
 from memadvisor.analyzers.environment import Setting, differing_settings
 from memadvisor.analyzers.operators import OperatorTable
+from memadvisor.analyzers.peak_difference import PeakUnitChange, peak_units
+from memadvisor.analyzers.saved_difference import SavedTensorChange, saved_tensors
 from memadvisor.analyzers.step_time import StepTime
 from memadvisor.analyzers.step_time_shift import Shift, shift
 from memadvisor.run.records import CATEGORIES, UNEXPLAINED
@@ -19,27 +22,6 @@ from memadvisor.run.run import RankRun
 PHASES = ("forward", "backward", "optimizer", "outside")
 COMMUNICATION = ("time_s", "exposed_s", "waiting_s")
 MODEL_STATES = ("parameter_bytes", "gradient_bytes", "optimizer_state_bytes")
-_Number = TypeVar("_Number", int, float)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change(Generic[_Number]):
-    """One figure of two runs, measured in each. None: not recorded there, and then there is no difference either."""
-
-    before: _Number | None
-    after: _Number | None
-
-    @property
-    def difference(self) -> _Number | None:
-        if self.before is None or self.after is None:
-            return None
-        return self.after - self.before
-
-    @property
-    def change_fraction(self) -> float | None:
-        """(after - before) / before; None where that was 0."""
-        difference = self.difference
-        return difference / self.before if difference is not None and self.before else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +61,9 @@ class RankDifference:
     """One rank in both runs.
 
     `known_peak_bytes` and `reserved_bytes` are of all steps. `peak_bytes`, what it is made of, model states, what is
-    saved, FLOPs, communication and operators are of the traced ones, whose times carry the tracing's cost. `modules` and
-    `operators` have those alone that differ, the largest difference first, and are None where either run recorded none.
+    saved, FLOPs, communication and operators are of the traced ones, whose times carry the tracing's cost. `modules`,
+    `saved_tensors` and `operators` have those alone that differ, the largest difference first, and are None where either run
+    recorded none; so is `peak_units`, which has all.
     """
 
     rank: int
@@ -91,13 +74,16 @@ class RankDifference:
     by_category_bytes: Mapping[str, Change[int]]
     num_params: Change[int]
     model_states: Mapping[str, Change[int]]
+    peak_units: tuple[PeakUnitChange, ...] | None
     saved_bytes: Change[int]
+    saved_tensors: tuple[SavedTensorChange, ...] | None
     step_time: StepTimeChange
     tokens_per_s: Change[float]
     samples_per_s: Change[float]
     communication_bytes: Change[int]
     num_collectives: Change[int]
     communication_s: Mapping[str, Change[float]]
+    exposed_fraction: Change[float]
     model_flops_per_step: Change[int]
     executed_flops_per_step: Change[int]
     mfu: Change[float]
@@ -173,13 +159,16 @@ def _rank_difference(
         by_category_bytes=_by_category(before, after),
         num_params=of("model_states", "num_params"),
         model_states={name: of("model_states", name) for name in MODEL_STATES},
+        peak_units=peak_units(before.peak, after.peak),
         saved_bytes=of("activations", "saved_bytes"),
+        saved_tensors=saved_tensors(before.activations, after.activations),
         step_time=_step_time(before.step_time, after.step_time),
         tokens_per_s=of("step_time", "tokens_per_s"),
         samples_per_s=of("step_time", "samples_per_s"),
         communication_bytes=of("communication", "bytes"),
         num_collectives=of("communication", "num_calls"),
         communication_s={name: of("communication", name) for name in COMMUNICATION},
+        exposed_fraction=of("communication", "exposed_fraction"),
         model_flops_per_step=of("utilization", "model_flops_per_step"),
         executed_flops_per_step=of("utilization", "executed_flops_per_step"),
         mfu=of("utilization", "mfu"),

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from memadvisor.analyzers.analysis import Analysis, RankAnalysis
+from memadvisor.analyzers.before_after import Change
 from memadvisor.analyzers.comparison import Compared
 from memadvisor.analyzers.larger_steps import LargerSteps
-from memadvisor.analyzers.run_difference import Change, RankDifference, run_difference
+from memadvisor.analyzers.run_difference import RankDifference, run_difference
 from memadvisor.run.run import RankRun
 
 Quantity = Literal["bytes", "seconds", "fraction"]

@@ -1,4 +1,4 @@
-"""`memadvisor diff RUN RUN`: what changed from one run to another, for people or (--json) for programs."""
+"""`memadvisor diff RUN RUN`: what changed from one run to another, for people, for programs (--json) or as a page (-o)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,22 @@ from memadvisor.cli.diff_json import difference_to_json
 from memadvisor.cli.diff_sections import sections
 from memadvisor.cli.printing import print_json, print_sections, stdout_console
 from memadvisor.cli.show import choose_hardware
+from memadvisor.report.difference_page import write_difference
 from memadvisor.run.store import load_run
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("before", metavar="RUN", type=Path, help="directory that `memadvisor profile` wrote")
     parser.add_argument("after", metavar="RUN", type=Path, help="another one, which is compared with it")
-    parser.add_argument("--json", action="store_true", help="print all differences as JSON (docs/json.md)")
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument("--json", action="store_true", help="print all differences as JSON (docs/json.md)")
+    shape.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help="write both side by side as one HTML file, and print its path",
+    )
     hardware = parser.add_mutually_exclusive_group()
     hardware.add_argument(
         "--hardware",
@@ -32,7 +41,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the differences to stdout. Exit code 0 whether there are any or not: `memadvisor check` has limits."""
     found = run_difference(_analyzed(arguments.before, arguments), _analyzed(arguments.after, arguments))
-    if arguments.json:
+    if arguments.output is not None:
+        write_difference(found, arguments.output)
+        print(arguments.output)
+    elif arguments.json:
         print_json(difference_to_json(found))
     else:
         console = stdout_console()

@@ -6,7 +6,10 @@ import dataclasses
 from typing import Any
 
 from memadvisor.analyzers.analysis import Analysis, run_to_json
-from memadvisor.analyzers.run_difference import Change, RankDifference, RunDifference, StepTimeChange
+from memadvisor.analyzers.before_after import Change
+from memadvisor.analyzers.peak_difference import PeakUnitChange
+from memadvisor.analyzers.run_difference import RankDifference, RunDifference, StepTimeChange
+from memadvisor.analyzers.saved_difference import SavedTensorChange
 from memadvisor.analyzers.step_time_shift import CONFIDENCE, Shift
 
 _FIGURES = (
@@ -68,6 +71,9 @@ def _rank_to_json(rank: RankDifference) -> dict[str, Any]:
             "by_category_bytes": {
                 name: change_to_json(change) for name, change in rank.by_category_bytes.items()
             },
+            "units": None
+            if rank.peak_units is None
+            else [_peak_unit_to_json(row) for row in rank.peak_units],
         },
         "model_states": {name: change_to_json(change) for name, change in rank.model_states.items()},
         "step_time": _step_time_to_json(rank.step_time),
@@ -75,6 +81,7 @@ def _rank_to_json(rank: RankDifference) -> dict[str, Any]:
             "bytes": change_to_json(rank.communication_bytes),
             "num_calls": change_to_json(rank.num_collectives),
             **{name: change_to_json(change) for name, change in rank.communication_s.items()},
+            "exposed_fraction": change_to_json(rank.exposed_fraction),
         },
         "modules": None
         if rank.modules is None
@@ -82,6 +89,9 @@ def _rank_to_json(rank: RankDifference) -> dict[str, Any]:
             {"name": row.name, "only_in": row.only_in or None, "saved_bytes": change_to_json(row.saved_bytes)}
             for row in rank.modules
         ],
+        "saved_tensors": None
+        if rank.saved_tensors is None
+        else [_saved_tensor_to_json(row) for row in rank.saved_tensors],
         "operators": None
         if rank.operators is None
         else [
@@ -92,6 +102,26 @@ def _rank_to_json(rank: RankDifference) -> dict[str, Any]:
             }
             for row in rank.operators
         ],
+    }
+
+
+def _peak_unit_to_json(row: PeakUnitChange) -> dict[str, Any]:
+    return {
+        "unit": row.unit,
+        "size_bytes": change_to_json(row.size_bytes),
+        "by_category_bytes": {name: change_to_json(change) for name, change in row.by_category_bytes.items()},
+    }
+
+
+def _saved_tensor_to_json(row: SavedTensorChange) -> dict[str, Any]:
+    return {
+        "module": row.module,
+        "operator": row.operator,
+        "dtype": row.dtype,
+        "shape": row.shape,
+        "size_bytes": row.size_bytes,
+        "num_kept": change_to_json(row.num_kept),
+        "saved_bytes": change_to_json(row.saved_bytes),
     }
 
 

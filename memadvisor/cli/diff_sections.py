@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -10,24 +10,31 @@ from rich.table import Table
 from rich.text import Text
 
 from memadvisor.analyzers.analysis import Analysis
-from memadvisor.analyzers.environment import Setting, Value
+from memadvisor.analyzers.before_after import Change
+from memadvisor.analyzers.environment import Setting
 from memadvisor.analyzers.run_difference import (
-    Change,
     ModuleChange,
     OperatorChange,
     RankDifference,
     RunDifference,
 )
-from memadvisor.analyzers.step_time_shift import CONFIDENCE, Shift
 from memadvisor.cli import summary
-from memadvisor.cli.tables import NOT_RECORDED, heading, name_of, shorten_left, table
+from memadvisor.cli.tables import heading, name_of, shorten_left, table
 from memadvisor.gates import numbered
+from memadvisor.report.difference_words import (
+    NOT_RECORDED,
+    Form,
+    ShiftWords,
+    setting_text,
+    shift_in_words,
+    signed,
+    spread_in_words,
+    texts,
+)
 from memadvisor.tui.text import number, paragraph, words
-from memadvisor.units import format_bytes, format_change, format_count, format_fraction, format_seconds
+from memadvisor.units import format_bytes, format_count, format_fraction, format_seconds
 
 MAX_ROWS, MAX_RANKS, MAX_LONGER, MAX_CALLED = 8, 16, 5, 4
-_ROUNDING = 1e-9  # of sums of the same times in another order
-Form = Callable[[Any], str]
 Row = tuple[str, Change[Any], Form]
 
 
@@ -91,17 +98,9 @@ def _settings(settings: Sequence[Setting]) -> RenderableType:
     lines.add_column(overflow="fold", ratio=1)
     for setting in settings:
         label = words(setting.label, "bold yellow" if setting.changes_kind else "")
-        before, after = _value(setting.name, setting.before), _value(setting.name, setting.after)
+        before, after = setting_text(setting.name, setting.before), setting_text(setting.name, setting.after)
         lines.add_row(label, paragraph(before, (" -> ", "bold"), after))
     return Group(heading("What differs", "between the two runs"), lines)
-
-
-def _value(name: str, value: Value) -> str:
-    if value is None:
-        return "none"
-    if name.endswith("_bytes") and isinstance(value, int):
-        return format_bytes(value)
-    return str(value) or "none"
 
 
 def _section(title: str, basis: str, rows: Iterable[Row]) -> RenderableType:
@@ -120,26 +119,8 @@ def _section(title: str, basis: str, rows: Iterable[Row]) -> RenderableType:
 
 
 def cells(change: Change[Any], form: Form) -> tuple[Text, Text, Text, Text]:
-    """Before, after, the difference with its sign, and its share of what was before."""
-    fraction = change.change_fraction
-    is_same = fraction is not None and abs(fraction) < _ROUNDING
-    return (
-        number(_recorded(change.before, form)),
-        number(_recorded(change.after, form)),
-        number("same" if is_same else signed(change.difference, form)),
-        number("" if is_same or fraction is None else format_change(fraction)),
-    )
-
-
-def _recorded(value: Any, form: Form) -> str:
-    return NOT_RECORDED if value is None else form(value)
-
-
-def signed(difference: Any, form: Form) -> str:
-    """`+1.50 MiB`, `same`; `-` where a side is not known."""
-    if difference is None:
-        return "-"
-    return "same" if difference == 0 else ("+" if difference > 0 else "") + form(difference)
+    before, after, difference, share = texts(change, form)
+    return number(before), number(after), number(difference), number(share)
 
 
 def _memory(rank: RankDifference, of_rank: str) -> RenderableType:
@@ -184,35 +165,17 @@ def _step_time(found: RunDifference, rank: RankDifference, of_rank: str) -> Rend
             rows.append((f"{name} of rank {rank.rank}", own, format_count))
             break
     section = _section("Step time", f"steady steps{of_rank}", rows)
-    spread = [
-        f"{name} {format_seconds(quartiles[0])} to {format_seconds(quartiles[1])}"
-        for name, quartiles in zip(("before", "after"), time.quartiles_s, strict=True)
-        if quartiles is not None
-    ]
-    lines = [paragraph((f"  half of the steps take: {', '.join(spread)}", "dim"))] if spread else []
-    if time.shift is not None:
-        compared = (time.shift.num_before, time.shift.num_after)
-        is_of_steps = compared == (time.num_steps.before, time.num_steps.after)
-        lines.append(paragraph("  ", *in_words(time.shift, "steps" if is_of_steps else "stretches of steps")))
+    spread = spread_in_words(time)
+    lines = [paragraph((f"  {spread}", "dim"))] if spread else []
+    if (told := shift_in_words(time)) is not None:
+        lines.append(paragraph("  ", *_styled(told)))
     return Group(section, *lines)
 
 
-def in_words(shift: Shift, compared: str) -> tuple[tuple[str, str], ...]:
-    """What the test says, and its name; `compared`: what it took from each run."""
-    test = (
-        f"Mann-Whitney, {100 * CONFIDENCE:.0f} %, on {shift.num_before} and {shift.num_after} {compared}; "
-        "how runs differ among themselves is not in it"
-    )
-    if shift.interval_s is None:
-        return (("too few steps to tell a difference from noise ", "bold yellow"), (f"({test})", "dim"))
-    low, high = (signed(end, format_seconds) for end in shift.interval_s)
-    longer = "longer" if shift.shift_s > 0 else "shorter"
-    if shift.is_significant:
-        said = f"{longer} by more than the steps' own noise"
-    else:
-        said = "not significant: within the steps' own noise"
-    about = f" {signed(shift.shift_s, format_seconds)}, between {low} and {high} "
-    return ((said + ":", "bold"), (about, ""), (f"({test})", "dim"))
+def _styled(told: ShiftWords) -> tuple[tuple[str, str], ...]:
+    if not told.about:
+        return ((f"{told.said} ", "bold yellow"), (f"({told.test})", "dim"))
+    return ((f"{told.said}:", "bold"), (f" {told.about} ", ""), (f"({told.test})", "dim"))
 
 
 def _utilization_rows(rank: RankDifference) -> Iterable[Row]:
@@ -232,6 +195,7 @@ def _traffic(rank: RankDifference) -> Iterable[Row]:
     yield "operations", rank.num_collectives, str
     for name, change in rank.communication_s.items():
         yield {"time_s": "time"}.get(name, "  " + name.removesuffix("_s")), change, format_seconds
+    yield "  exposed, of the step", rank.exposed_fraction, format_fraction
 
 
 def _modules(rank: RankDifference, of_rank: str, width: int) -> RenderableType:

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memadvisor.analyzers.analysis import analyze
-from memadvisor.analyzers.run_difference import Change, run_difference
+from memadvisor.analyzers.before_after import Change
+from memadvisor.analyzers.run_difference import run_difference
 from memadvisor.cli.diff_json import difference_to_json
 from memadvisor.run.records import TABLES
 from tests.make_run import make_run

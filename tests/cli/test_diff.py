@@ -135,3 +135,28 @@ def test_a_users_mistake_is_one_line_and_code_2(arguments, tmp_path, capsys):
     captured = capsys.readouterr()
     assert (code, captured.out, len(captured.err.splitlines())) == (2, "", 1)
     assert captured.err.startswith("memadvisor diff: ")
+
+
+def test_a_page_is_written_and_its_path_alone_printed(tmp_path, capsys):
+    directories = [write_run(make_run(num_blocks=n), tmp_path / str(n)) for n in (1, 2)]
+    page = tmp_path / "diff.html"
+    assert main(["diff", *map(str, directories), "-o", str(page)]) == 0
+
+    assert capsys.readouterr().out == f"{page}\n"
+    assert "different work" in page.read_text()
+
+
+def test_a_page_and_json_are_not_asked_for_together(tmp_path, capsys):
+    directory = write_run(make_run(num_blocks=1), tmp_path / "run")
+    with pytest.raises(SystemExit) as ended:
+        main(["diff", str(directory), str(directory), "--json", "-o", str(tmp_path / "diff.html")])
+
+    assert ended.value.code == 2
+    assert "not allowed with" in capsys.readouterr().err
+    assert not (tmp_path / "diff.html").exists()
+
+
+def test_shares_of_a_step_differ_by_points():
+    out = shown(make_run(num_steps=8), make_run(num_steps=8, rank_delay_s=0.01))
+
+    assert "points" in out.partition("exposed, of the step")[2].partition("Kept for")[0]

@@ -8,6 +8,8 @@ import subprocess
 import pytest
 
 from memadvisor.analyzers.analysis import analyze
+from memadvisor.analyzers.run_difference import run_difference
+from memadvisor.report.difference_page import render_difference
 from memadvisor.report.page import render
 from tests.make_run import make_run
 from tests.report.hostile import PLAN, hostile_run
@@ -137,3 +139,18 @@ def test_the_policy_stops_a_foreign_script(browse):
 
     assert "<title>broken" not in dom
     assert any("Content Security Policy" in line for line in console)
+
+
+def test_two_runs_side_by_side_are_drawn_without_a_word_in_the_console(browse):
+    runs = [
+        analyze(make_run(num_steps=8)),
+        analyze(make_run(num_steps=8, plan=PLAN, recompute=("blocks.1",))),
+    ]
+
+    dom, console = browse(render_difference(run_difference(*runs)))
+
+    drawn, undrawn = _drawn(dom)
+    per_rank = {"both-memory", "both-categories", "both-peaks", "both-units", "both-steps", "both-every-step"}
+    assert console == []
+    assert drawn == {"prediction", *(f"{name}-rank0" for name in per_rank)}
+    assert undrawn == {f"{name}-rank1" for name in per_rank}
