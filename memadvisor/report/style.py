@@ -153,7 +153,7 @@ dd{margin:0 0 .2rem;color:var(--dim);max-width:90ch}
 [hidden]{display:none!important}
 footer{color:var(--dim);font-size:.87rem;margin-top:2.5rem;border-top:1px solid var(--line);padding-top:.8rem}
 .two{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr));gap:0 1rem}
-@media (max-width:1000px){.page{grid-template-columns:minmax(0,1fr)}nav{display:none}}
+@media (max-width:1000px){.page{grid-template-columns:minmax(0,1fr);gap:.8rem}nav{position:static}nav ol{display:flex;flex-wrap:wrap;gap:0 .9rem}nav a{padding:.1rem 0;border-left:0}nav a:is(:hover,:focus-visible){text-decoration:underline}}
 @media (max-width:640px){.plot .modebar-container{display:none}.cards{grid-template-columns:minmax(0,1fr)}.card,figure{padding:.8rem}header .script{display:none}
   th,td{padding-right:.6rem}td:first-child{min-width:6.5rem}
   table.effect :is(td,th):not(:last-child){padding-right:.7rem}table.effect td:first-child{min-width:5.5rem}}

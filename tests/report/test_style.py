@@ -85,3 +85,12 @@ def test_text_on_any_filled_color_can_be_read(theme):
     for name in (*CATEGORY_COLORS, *PHASE_COLORS):
         below, above = sorted(weights @ _linear(values[key]) for key in (name, f"on-{name}"))
         assert (above + 0.05) / (below + 0.05) >= 4.5, name
+
+
+def test_a_narrow_window_keeps_the_contents_and_paper_has_none():
+    css = stylesheet()
+    narrow = css.partition("@media (max-width:1000px)")[2].partition("\n")[0]
+    paper = css.partition("@media print")[2]
+
+    assert "nav{position:static}" in narrow and "display:none" not in narrow
+    assert "nav,header label" in paper and "display:none" in paper
