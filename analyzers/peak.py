@@ -92,6 +92,12 @@ def peak_breakdown(rank: RankRun, timeline: MemoryTimeline | None) -> PeakBreakd
     )
 
 
+def place_at(rank: RankRun, clock_s: float) -> str:
+    """Where the traced step is at this moment of the process's clock, in words."""
+    phase, unit, _ = where(rank, clock_s)
+    return _position(rank, clock_s, phase, unit)
+
+
 def _position(rank: RankRun, clock_s: float, phase: str, unit: str) -> str:
     """In words, as plans have them: the root's own forward and backward are named as such."""
     around = _around(rank, clock_s)

@@ -23,6 +23,14 @@ from memadvisor.units import format_bytes, format_seconds
 _AXIS_WIDTH = 10
 _MIN_WINDOW_S = 1e-6
 _DIM = Style(color="#8b95a3")
+_SHORT_PHASES = {
+    "forward": "fwd",
+    "backward": "bwd",
+    "optimizer": "opt",
+    "recompute": "rec",
+    "evaluation": "eval",
+    "outside": "out",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,5 +228,7 @@ class MemoryChart(Widget, can_focus=True):
 
 
 def _phase_segment(phase: str, width: int) -> Segment:
-    name = phase if len(phase) <= width else phase[:width] if width >= 3 else ""
+    """The phase's name, or a short one, where it has room for the whole of it."""
+    names = (phase, _SHORT_PHASES.get(phase, ""), "")
+    name = next(name for name in names if len(name) <= width)
     return Segment(name.center(width), Style(color="#10141a", bgcolor=PHASE_COLORS.get(phase, "#5b6675")))

@@ -9,9 +9,10 @@ from textual import on
 from textual.app import ComposeResult
 from textual.widgets import DataTable, Static
 
-from memadvisor.analyzers.peak import alive_storages, position_in_words, where
+from memadvisor.analyzers.peak import alive_storages, place_at
 from memadvisor.analyzers.pieces import cut_step
 from memadvisor.analyzers.timeline import MemoryTimeline
+from memadvisor.report.peak_modules import root_or_none
 from memadvisor.run.records import Storage
 from memadvisor.tui.chart import MemoryChart, PhaseSpan
 from memadvisor.tui.drawing import CATEGORY_COLORS
@@ -76,8 +77,8 @@ class MemoryPane(Pane):
         entry = max(0, int(timeline.times_s.searchsorted(time_s, side="right")) - 1)
         clock_s = float(timeline.clock_s[entry])
         by_category = {name: int(sizes[entry]) for name, sizes in timeline.by_category_bytes.items()}
-        phase, unit, _ = where(view.rank, max(clock_s, timeline.start_s + time_s))
-        place, total_bytes = position_in_words(phase, unit), int(timeline.total_bytes[entry])
+        place = place_at(view.rank, max(clock_s, timeline.start_s + time_s))
+        total_bytes = int(timeline.total_bytes[entry])
         said = _moment(time_s, place, total_bytes, by_category, max(20, self.size.width - 4))
         self.query_one("#memory-moment", Static).update(lines(said))
         alive = nlargest(_NUM_ALIVE, alive_storages(view.rank, clock_s), key=lambda row: row.size_bytes)
@@ -103,7 +104,7 @@ def _row(storage: Storage, width: int) -> Row:
         cells=(
             number(format_bytes(storage.size_bytes)),
             words(storage.category.replace("_", " "), CATEGORY_COLORS.get(storage.category, "")),
-            module(storage.place, width, _BESIDE),
+            module(storage.place or root_or_none(storage), width, _BESIDE),
             operator(storage.operator or ("before the step" if storage.phase == "baseline" else "")),
             words(storage.shape),
             words(storage.dtype),

@@ -9,6 +9,7 @@ from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
+from memadvisor.report.words import ranks_in_words
 from memadvisor.run.run import RankRun
 from memadvisor.tui.pane import Pane
 from memadvisor.tui.text import lines, paragraph
@@ -38,8 +39,8 @@ class NotesPane(Pane):
 def _problems(view: View) -> list[Text]:
     rows = [paragraph(("problem ", _LEVEL_STYLES["error"]), problem) for problem in view.run.problems]
     if view.run.missing_ranks:
-        missing = ", ".join(map(str, view.run.missing_ranks[:_NUM_RANKS_SHOWN]))
-        rows.append(paragraph(("missing ", _LEVEL_STYLES["error"]), f"nothing readable from rank {missing}"))
+        missing = ranks_in_words(view.run.missing_ranks, _NUM_RANKS_SHOWN)
+        rows.append(paragraph(("missing ", _LEVEL_STYLES["error"]), f"nothing readable from {missing}"))
     return rows
 
 
@@ -52,7 +53,7 @@ def _notes(view: View) -> list[Text]:
     rows = [
         paragraph(
             (f"{level} ", _LEVEL_STYLES.get(level, "bold")),
-            (f"rank {', '.join(map(str, ranks))}: ", "dim"),
+            (f"{ranks_in_words(ranks, _NUM_RANKS_SHOWN)}: ", "dim"),
             text,
         )
         for (level, text), ranks in ranks_of.items()

@@ -15,7 +15,7 @@ from memadvisor.analyzers.utilization import Utilization
 from memadvisor.report.data_waits import waits_in_words
 from memadvisor.report.next_steps import own_tensors, slow_parts
 from memadvisor.report.view import RankView
-from memadvisor.report.words import place_name
+from memadvisor.report.words import place_name, ranks_in_words
 from memadvisor.run.records import UNEXPLAINED
 from memadvisor.tui.drawing import CATEGORY_COLORS, PHASE_COLORS, bar, stacked_bar
 from memadvisor.tui.out_of_memory import out_of_memory_rows
@@ -259,9 +259,8 @@ def _run(view: View) -> list[Text]:
         _fact("state", view.message),
     ]
     if view.run.missing_ranks:
-        shown = ", ".join(str(rank) for rank in view.run.missing_ranks[:12])
-        more = ", ..." if len(view.run.missing_ranks) > 12 else ""
-        rows.append(_fact("missing ranks", f"{shown}{more}: nothing readable from them", "#e5484d"))
+        missing = ranks_in_words(view.run.missing_ranks, most=12)
+        rows.append(_fact("missing", f"nothing readable from {missing}", "#e5484d"))
     larger = larger_steps(view.run.ranks)
     if larger is not None:
         rows.append(_fact("larger steps", larger.in_words, "#f2c14e"))

@@ -21,7 +21,7 @@ from memadvisor.cli.summary_script import script_changes
 from memadvisor.cli.summary_time import communication, ranks, step_time, units
 from memadvisor.cli.tables import heading, table
 from memadvisor.report.plan_effect import effect_in_words, results_in_words
-from memadvisor.report.words import clock_time, steps_in_words, unfinished_in_words
+from memadvisor.report.words import clock_time, ranks_in_words, steps_in_words, unfinished_in_words
 from memadvisor.tui.text import number, paragraph, words
 from memadvisor.units import format_bytes, format_change, format_seconds
 
@@ -128,7 +128,7 @@ def trouble(analysis: Analysis) -> Iterator[RenderableType]:
             told.setdefault((note.level, note.text), []).append(rank.process.rank)
     for (level, text), of_ranks in told.items():
         style = {"error": "bold red", "warning": "bold yellow"}.get(level, "bold")
-        where = "" if len(of_ranks) == len(run.ranks) else f" (rank {', '.join(map(str, of_ranks))})"
+        where = "" if len(of_ranks) == len(run.ranks) else f" ({ranks_in_words(of_ranks)})"
         yield paragraph((f"{level} ", style), text, where)
 
 

@@ -29,12 +29,12 @@ from memadvisor.report.frame import contents_html, facts, header_html, title_htm
 from memadvisor.report.prediction import plan_and_prediction
 from memadvisor.report.reading import alert, how_to_read
 from memadvisor.report.view import RankView
+from memadvisor.report.words import ranks_in_words
 from memadvisor.run.run import RankRun
-from memadvisor.units import counted, format_bytes, format_seconds
+from memadvisor.units import format_bytes, format_seconds
 
 MAX_DETAILED_RANKS = 8
 MAX_RANKS = 256
-_MOST_NAMED = 16
 DETAIL = 300  # see RankView.detail; what one rank may have is divided among more
 
 
@@ -215,8 +215,5 @@ def _warnings(found: RunDifference) -> str:
         (found.ranks_only_after, "after", found.before),
     ):
         if ranks:
-            some = ", ".join(map(str, ranks[:_MOST_NAMED])) + ", ..." * (len(ranks) > _MOST_NAMED)
-            said.append(
-                f"Only {side}: {counted(len(ranks), 'rank')} ({some}), not recorded in {other.run.path}."
-            )
+            said.append(f"Only {side}: {ranks_in_words(ranks)}, not recorded in {other.run.path}.")
     return "".join(f'<div class="alert" role="status">{html_text(text)}</div>' for text in said)

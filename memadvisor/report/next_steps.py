@@ -15,7 +15,7 @@ from memadvisor.analyzers.peak import PeakBreakdown
 from memadvisor.analyzers.step_time import StepTime
 from memadvisor.report.data_waits import workers_in_words
 from memadvisor.report.view import RankView
-from memadvisor.report.words import unit_name
+from memadvisor.report.words import ranks_in_words, unit_name
 from memadvisor.units import counted, format_bytes, format_fraction, format_seconds
 
 # A share below which a thing is not worth a reader's first minute.
@@ -66,8 +66,8 @@ def _in_full(change: FirstChange) -> str:
 def _trouble(view: RankView) -> Iterator[str]:
     run = view.analysis.run
     if run.missing_ranks:
-        missing = ", ".join(str(rank) for rank in run.missing_ranks[:8])
-        yield f"Rank {missing} left no record: figures across ranks are incomplete."
+        missing = ranks_in_words(run.missing_ranks, most=8)
+        yield f"{missing.capitalize()} left no record: figures across ranks are incomplete."
     way = way_on(run)
     if way is not None:
         yield f"Memory ran out before a step was traced: {way}"

@@ -146,7 +146,7 @@ def largest_storages(view: RankView) -> Block | None:
         ("module", "category", "made by", "tensor", "bytes"),
         (
             (
-                storage.place or _root_or_none(storage),
+                storage.place or root_or_none(storage),
                 category_name(storage.category),
                 _maker(storage),
                 f"{storage.dtype} {storage.shape}".strip(),
@@ -160,8 +160,8 @@ def largest_storages(view: RankView) -> Block | None:
     )
 
 
-def _root_or_none(storage: Storage) -> str:
-    """As the treemap has it: in a module's forward alone, and that is the root's, or in none."""
+def root_or_none(storage: Storage) -> str:
+    """Of a storage that names no module, as the treemap has it: it is of the root's own forward, or of none."""
     return unit_name("") if storage.phase == "forward" else _NO_MODULE
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from memadvisor.analyzers.analysis import Analysis
 from memadvisor.report.blocks import Block, Html, paragraph, table
 from memadvisor.report.escape import html_text
-from memadvisor.report.words import PHASE_NAMES, unfinished_in_words
+from memadvisor.report.words import PHASE_NAMES, ranks_in_words, unfinished_in_words
 from memadvisor.run.records import PHASES
 from memadvisor.units import counted
 
@@ -98,7 +98,7 @@ def alert(analysis: Analysis, whose: str = "This run") -> str:
     trouble = list(run.problems[:5])
     if run.missing_ranks:
         trouble.append(
-            f"{len(run.missing_ranks)} of {counted(run.manifest.world_size, 'rank')} left no readable record: rank {_some(run.missing_ranks)}"
+            f"{len(run.missing_ranks)} of {counted(run.manifest.world_size, 'rank')} left no readable record: {ranks_in_words(run.missing_ranks)}"
         )
     if len(run.ranks) + len(run.missing_ranks) > 1:
         trouble += [
@@ -114,11 +114,6 @@ def alert(analysis: Analysis, whose: str = "This run") -> str:
         return ""
     items = "".join(f"<li>{html_text(text)}</li>" for text in trouble)
     return f'<div class="alert" role="status"><b>{whose} is not whole.</b><ul>{items}</ul></div>'
-
-
-def _some(ranks: Sequence[int]) -> str:
-    more = len(ranks) - 32
-    return ", ".join(map(str, ranks[:32])) + (f" and {more} more" if more > 0 else "")
 
 
 def how_to_read() -> Block:

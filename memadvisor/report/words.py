@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from memadvisor.analyzers.unfinished import UnfinishedRank
 from memadvisor.run.records import CATEGORIES, UNEXPLAINED
@@ -54,6 +54,13 @@ def unfinished_in_words(rank: UnfinishedRank) -> str:
     steps = f"{rank.num_steps} step{'' if rank.num_steps == 1 else 's'}"
     how = "not recorded to its end" if rank.has_stopped else _WITHOUT_ENDING[rank.is_alive]
     return f"{how}; {steps}, last record {clock_time(rank.last_seen_unix_s)}{behind}"
+
+
+def ranks_in_words(ranks: Sequence[int], most: int = 32) -> str:
+    """`rank 3`, `ranks 0, 1`, `ranks 0, 1 and 8 more`; `most`: so many have their number."""
+    more = len(ranks) - most
+    named = ", ".join(map(str, ranks[:most])) + (f" and {more} more" if more > 0 else "")
+    return f"rank{'s' * (len(ranks) > 1)} {named}"
 
 
 def steps_in_words(run: Run) -> str:

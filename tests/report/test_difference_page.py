@@ -117,7 +117,7 @@ def test_other_work_damaged_runs_and_lone_ranks_stand_at_the_top():
     text = page_of(make_run(num_ranks=2), lone).text
 
     assert "The runs differ in world size, so that what follows compares different work." in text
-    assert "Only after: 1 rank (3), not recorded in" in text
+    assert "Only after: rank 3, not recorded in" in text
     assert "The run after is not whole." in text
     assert "exit code 3 (ValueError)" in text
 

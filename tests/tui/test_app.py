@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from textual.widgets import DataTable, Input, Static, TabbedContent
 
+from memadvisor.analyzers.analysis import analyze
 from memadvisor.hardware.hardware import Hardware
 from memadvisor.plan import LaneInterval, Plan, Prediction, UnitPlan
 from memadvisor.run.documents import Note
 from memadvisor.run.journal import JournalWriter
+from memadvisor.run.records import Span
 from memadvisor.run.store import write_manifest
 from memadvisor.tui.app import RunApp
 from memadvisor.tui.chart import MemoryChart
@@ -535,6 +537,31 @@ def test_rows_that_stand_twice_break_no_table(tmp_path):
     drive(write_run(run, tmp_path / "run"), scenario)
 
 
+def test_the_moment_of_the_peak_is_named_as_the_overview_names_it(tmp_path):
+    """The overview had the model itself, and the chart no unit."""
+    run = make_run(num_ranks=1)
+    rank = run.ranks[0]
+    peak = analyze(run).ranks[0].peak
+    step = rank.traced_step
+    at_s = step.start_s + peak.time_s
+    around = [
+        Span(step.index, kind, "", 0, at_s - early_s, at_s + 1e-3)
+        for kind, early_s in (("backward", 2e-3), ("unit_backward", 1e-3))
+    ]
+    run = dataclasses.replace(run, ranks=(dataclasses.replace(rank, spans=tuple(around)),))
+    assert analyze(run).ranks[0].peak.position == "backward of the model itself"
+
+    async def scenario(app, pilot):
+        await pilot.press("2")
+        await settle(app, pilot)
+        assert ", backward of the model itself" in screen_text(app)
+        table = app.query_one("#memory-alive", DataTable)
+        found = [table.get_row_at(row) for row in range(table.row_count)]
+        assert "(model)" not in {row[2].plain for row in found if row[3].plain == "before the step"}
+
+    drive(write_run(run, tmp_path / "run"), scenario)
+
+
 def test_missing_ranks_are_named(tmp_path):
     directory = write_run(make_run(num_ranks=3, missing_ranks=(0, 2)), tmp_path / "run")
 
@@ -542,7 +569,7 @@ def test_missing_ranks_are_named(tmp_path):
         assert "2 ranks missing" in screen_text(app)
         await pilot.press("8")
         await settle(app, pilot)
-        assert "nothing readable from rank 0, 2" in screen_text(app)
+        assert "nothing readable from ranks 0, 2" in screen_text(app)
 
     drive(directory, scenario)
 

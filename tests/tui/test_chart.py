@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memadvisor.analyzers.timeline import memory_timeline
-from memadvisor.tui.chart import columns_of
+from memadvisor.run.records import PHASES
+from memadvisor.tui.chart import _phase_segment, columns_of
 from tests.make_run import make_run, step, storage
 
 WINDOWS = st.tuples(st.floats(0, 1), st.floats(0.01, 1))
@@ -54,3 +55,14 @@ def test_a_step_with_one_storage_is_one_level():
     entries, _ = columns_of(timeline, 0.0, 0.1, 5)
 
     assert timeline.total_bytes[entries].tolist() == [100] * 5
+
+
+@given(st.sampled_from([*PHASES, "evaluation"]), st.integers(1, 20))
+def test_a_phase_has_its_name_a_short_one_or_none_and_no_piece_of_one(phase, width):
+    """`reco`, `backw` and `rec` stood beside each other."""
+    segment = _phase_segment(phase, width)
+
+    assert len(segment.text) == width
+    said = segment.text.strip()
+    assert said in (phase, "fwd", "bwd", "opt", "rec", "out", "eval", "")
+    assert said == phase or len(phase) > width
