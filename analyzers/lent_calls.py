@@ -7,7 +7,7 @@ of it, its parameters, lent_modules.py tells.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from memadvisor.run.cut import innermost
@@ -24,15 +24,15 @@ def with_lent_calls_inside(rank: RankRun) -> RankRun:
     where several losses go through it, or what it gave was not needed.
     """
     spans = list(rank.spans)
+    models = {unit.name: unit.model for unit in rank.units}
     by_batch: dict[tuple[int, int], list[int]] = defaultdict(list)
     for place, span in enumerate(spans):
         if span.kind.startswith("unit_"):
             by_batch[span.step, span.micro_batch].append(place)
     dropped: set[int] = set()
     for places in by_batch.values():
-        callers = _callers(
-            spans, sorted(places, key=lambda place: (spans[place].start_s, -spans[place].end_s))
-        )
+        ordered = sorted(places, key=lambda place: (spans[place].start_s, -spans[place].end_s))
+        callers = _callers(spans, ordered, models)
         if callers:
             dropped |= _merge(spans, places, callers)
     if not dropped:
@@ -40,7 +40,9 @@ def with_lent_calls_inside(rank: RankRun) -> RankRun:
     return replace(rank, spans=tuple(span for place, span in enumerate(spans) if place not in dropped))
 
 
-def _callers(spans: Sequence[Span], ordered: Sequence[int]) -> dict[int, int]:
+def _callers(
+    spans: Sequence[Span], ordered: Sequence[int], models: Mapping[str, str | None]
+) -> dict[int, int]:
     """By forward that runs inside of another unit's, which does not hold it, that other's: the outermost of them."""
     found: dict[int, int] = {}
     around: list[int] = []
@@ -54,10 +56,15 @@ def _callers(spans: Sequence[Span], ordered: Sequence[int]) -> dict[int, int]:
         inside = around[-1] if around else None
         if inside is not None and inside in found:
             found[place] = found[inside]
-        elif inside is not None and innermost(span.unit, (spans[inside].unit,)) is None:
+        elif inside is not None and not _holds(spans[inside].unit, span.unit, models):
             found[place] = inside
         around.append(place)
     return found
+
+
+def _holds(unit: str, inner: str, models: Mapping[str, str | None]) -> bool:
+    """The first of several models has no name, as if it held all others."""
+    return innermost(inner, (unit,)) is not None and models.get(unit) == models.get(inner)
 
 
 def _merge(spans: list[Span], places: Sequence[int], callers: dict[int, int]) -> set[int]:

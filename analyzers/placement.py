@@ -344,8 +344,12 @@ class Placement:
 
 def _left_alone(rank: RankRun) -> frozenset[str]:
     """Units that others are inside of, and those around whose calls an engine does nothing."""
-    names = {unit.name for unit in rank.units}
-    around = (innermost(name.rpartition(".")[0], names) for name in names if name)
+    by_model: dict[str | None, set[str]] = defaultdict(set)
+    for unit in rank.units:
+        by_model[unit.model].add(unit.name)
+    around = {
+        innermost(name.rpartition(".")[0], names) for names in by_model.values() for name in names if name
+    }
     return frozenset(name for name in around if name is not None) | modules_left_alone(rank)
 
 

@@ -13,12 +13,15 @@ from memadvisor.capture.askers import Askers, is_all_of
 from memadvisor.capture.loose_parameters import LooseParameters
 from memadvisor.capture.module_info import ModuleInfo, module_infos, new_prefix, parameter_row, unnamed_info
 from memadvisor.capture.owners import frozen_owner, parts_beside, trained_owner
+from memadvisor.capture.position import Position
 from memadvisor.capture.script_shards import shard_groups
 from memadvisor.capture.tensor_parallel import num_data_dims, own_shape, tensor_parallel
+from memadvisor.capture.unit_rows import unit_rows
 from memadvisor.capture.unstepped import LOOSE, note_of_uncalled
 from memadvisor.in_making import is_in_making, is_taken_apart
 from memadvisor.run.cut import ModuleNode, cut_units, innermost, inside_wrapper, module_tree, unwrap
 from memadvisor.run.living import outermost_modules
+from memadvisor.run.looped_blocks import looped_blocks
 from memadvisor.run.parallel_records import ShardGroup, TensorParallel
 from memadvisor.run.records import Module, Parameter, Unit
 from memadvisor.run.remote import holds_remote
@@ -43,6 +46,8 @@ class Models:
         self.num_prefixes = self._num_searches = 0
         self._askers = Askers()
         self._order: dict[str, None] = {}  # units in order of first execution
+        self._looped: frozenset[str] = frozenset()  # blocks that a loop calls
+        self._counts_calls = True
 
     def info(self, module: torch.nn.Module, around: _Stack = ()) -> ModuleInfo | None:
         info = self._infos.get(id(module))
@@ -82,7 +87,7 @@ class Models:
         if info is None:
             return unnamed_info(module, around)
         if root is not module:  # the wrapper, whose own call stands for the model's
-            info = replace(info, is_unit=False, is_root=True, is_plain=False)
+            info = replace(info, is_unit=False, is_root=True, is_plain=False, has_own_span=False)
             wrapper: torch.nn.Module | None = module
             while wrapper is not None and wrapper is not root:
                 self._remember(wrapper, info)
@@ -166,6 +171,31 @@ class Models:
             self._remember(each, unnamed_info(each, is_around=True))
         return self._infos[id(module)]
 
+    def see_loops(self, position: Position, *, keeps_names: bool) -> None:
+        """The first step is over, in which no call was let pass: what a loop has called is a block from now on."""
+        seen, is_running, position.loops = position.loops, bool(position.stack), None
+        self._counts_calls = False
+        self.plain.update(key for key, info in self._infos.items() if info.is_plain)
+        if seen is None or keeps_names or is_running:  # of a trace, or of calls that have yet to return
+            return
+        for prefix, reference in [*self._roots]:
+            root = reference()
+            looped = looped_blocks(self._kinds[prefix], seen.end())
+            if root is not None and looped and not _holds_shard_groups(root, prefix, looped):
+                self._looped |= looped
+                self._cut_again(root, prefix)
+
+    def _cut_again(self, root: torch.nn.Module, prefix: str) -> None:
+        before = {id(each): self._infos[id(each)] for each in root.modules() if id(each) in self._infos}
+        for key in before:
+            self._forget(key)
+        self._add_root(root, prefix)
+        for key, info in before.items():
+            if info.model != prefix or info.is_around or key not in self._infos:
+                self._infos[key] = info  # of another model that shares it, or around the training
+        renamed = {info.unit: self._infos[key].unit for key, info in before.items() if info.name == info.unit}
+        self._order = {renamed.get(old, old): None for old in self._order}
+
     def _join(self, owner: torch.nn.Module) -> None:
         """What was named as models of their own are parts of `owner`, which takes the first one's place."""
         inside = {id(module) for module in owner.modules()}
@@ -213,7 +243,7 @@ class Models:
         if prefix is None:
             prefix, self.num_prefixes = new_prefix(self._infos.values(), self.num_prefixes)
         self._kinds[prefix] = module_tree(root, prefix)
-        units = cut_units(self._kinds[prefix])
+        units = cut_units(self._kinds[prefix], self._looped)
         before = [known for known, _ in self._roots]
         if prefix in before:
             place = before.index(prefix)
@@ -224,14 +254,14 @@ class Models:
             for name, part in root.named_children()
             if any(True for _ in part.parameters())
         ]
-        for module, info in module_infos(root, prefix, units):
+        for module, info in module_infos(root, prefix, units, self._looped):
             if id(module) not in self._infos:
                 self._remember(module, info)
 
     def _remember(self, module: torch.nn.Module, info: ModuleInfo) -> ModuleInfo:
         key = id(module)
         self._infos[key] = info
-        if info.is_plain:
+        if info.is_plain and not self._counts_calls:
             self.plain.add(key)
         weakref.finalize(module, self._forget, key).atexit = False
         return info
@@ -353,45 +383,12 @@ class Models:
         return tensor_parallel(self.roots(), shard_groups(self.roots()))
 
     def unit_rows(self, updated: Set[int] = frozenset()) -> list[Unit]:
-        """Units with their parameters, in order of first execution; never executed ones come last. `updated`: as of
-        `parameter_rows`."""
-        rows = self._own_rows(updated)
-        sizes: dict[str, list[int]] = {}
-        for row in rows:
-            if not row.tied_to:
-                entry = sizes.setdefault(row.unit, [0, 0, 0])
-                entry[0] += row.num_elements
-                entry[1] += row.size_bytes
-                entry[2] += row.size_bytes if row.requires_grad else 0
-        blocks, models = {}, {}
-        for prefix, root in self.roots():
-            for name, module in root.named_modules(prefix=prefix):
-                blocks[name] = (type(module).__name__, any(True for _ in module.children()))
-                models[name] = prefix
-        unit_of = {row.name: row.unit for row in rows}
-        shared = {unit_of[r.tied_to] for r in rows if r.tied_to and unit_of[r.tied_to] != r.unit}
-        groups = shard_groups(self.roots())
-        groups_of: dict[str, set[str | None]] = {}
-        for row in rows:
-            if not row.tied_to:
-                inside = innermost(row.name, groups)
-                groups_of.setdefault(row.unit, set()).add(None if inside is None else groups[inside].name)
-        order = [unit for unit in self._order if unit in sizes]
-        order += [unit for unit in sizes if unit not in order]
-        units = []
-        for name in order:
-            if name in blocks:
-                num_parameters, parameter_bytes, trainable_bytes = sizes[name]
-                units.append(
-                    Unit(
-                        name,
-                        *blocks[name],
-                        num_parameters=num_parameters,
-                        parameter_bytes=parameter_bytes,
-                        trainable_bytes=trainable_bytes,
-                        is_shared=name in shared,
-                        shard_group=next(iter(own)) if len(own := groups_of[name]) == 1 else None,
-                        model=models[name],
-                    )
-                )
-        return units
+        """`updated`: as of `parameter_rows`."""
+        return unit_rows(self._own_rows(updated), [*self.roots()], self._order)
+
+
+def _holds_shard_groups(root: torch.nn.Module, prefix: str, looped: Set[str]) -> bool:
+    """Whether FSDP2 gathers by itself what is inside of one of these modules: its groups are the finer cut."""
+    names = shard_groups([(prefix, root)]).keys() - looped
+    inside = (innermost(name.rpartition(".")[0], looped) for name in names)
+    return any(each is not None for each in inside)

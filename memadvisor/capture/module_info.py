@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +30,9 @@ class ModuleInfo:
     is_own_forward: bool = False  # as of run.records.Module, when it was first met
     may_be_length_first: bool = False  # it holds a layer that takes [length, samples, ...]
     model: str = ""  # the name of the model that it is of
+    has_own_span: bool = (
+        False  # a unit; of models those that a loop calls whole, which have one beside the forward's
+    )
 
 
 def unnamed_info(
@@ -43,9 +46,9 @@ def unnamed_info(
 
 
 def module_infos(
-    root: torch.nn.Module, prefix: str, units: Mapping[str, str]
+    root: torch.nn.Module, prefix: str, units: Mapping[str, str], looped: Collection[str] = ()
 ) -> Iterator[tuple[torch.nn.Module, ModuleInfo]]:
-    """Of every module of a model, once, under its first name; `units` are `run.cut.cut_units`'s."""
+    """Of every module of a model, once, under its first name; `units` are `run.cut.cut_units`'s with these `looped`."""
     places: dict[int, set[str]] = {}
     length_first: set[str] = set()
     for name, module in root.named_modules(prefix=prefix, remove_duplicate=False):
@@ -64,6 +67,7 @@ def module_infos(
                 name,
                 unit,
                 is_unit=unit == name,
+                has_own_span=unit == name and (module is not root or name in looped),
                 is_root=module is root,
                 is_plain=is_plain,
                 is_shared=is_shared,

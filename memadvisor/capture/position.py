@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from memadvisor.capture.loops import LoopCounter
 from memadvisor.capture.module_info import ModuleInfo
 
 
@@ -13,6 +14,7 @@ class Position:
 
     `is_quiet`: nothing depends on the plain modules that are now called inside the innermost known one, so
     the hooks let them pass: no step is traced or watched, and no backward runs, where a module means a recomputation.
+    `loops`: until the first step is over.
     """
 
     stack: list[ModuleInfo] = field(default_factory=list)
@@ -24,13 +26,18 @@ class Position:
     is_traced: bool = False
     is_watched: bool = False  # every operator is, under --memory-limit
     is_quiet: bool = False
+    loops: LoopCounter | None = field(default_factory=LoopCounter)
 
     def push(self, info: ModuleInfo) -> None:
         self.stack.append(info)
+        if self.loops is not None and not self.backward_depth:
+            self.loops.enter(info, self.stack)
         self.settle()
 
     def pop(self) -> ModuleInfo:
         info = self.stack.pop()
+        if self.loops is not None and not self.backward_depth:
+            self.loops.leave(self.stack)
         self.settle()
         return info
 
@@ -39,6 +46,8 @@ class Position:
         self.backward_depth += 1
         if self.backward_depth > 1:
             return False
+        if self.loops is not None:
+            self.loops.see_backward()
         self.stack_depth_before_backward = len(self.stack)
         self.backward_unit = ""
         self.settle()

@@ -332,6 +332,8 @@ class Recorder:
         self.hooks.data_waits.see_models(step.index, self._models.roots)
         self._updates.last_end = None
         self._position.micro_batch = 0
+        if self._position.loops is not None:
+            self._models.see_loops(self._position, keeps_names=step.traced)
         counter = self._gauges.read(now_s)
         allocated_bytes, peaks = self._gauges.allocated_bytes, self._gauges.peaks
         was_traced = step.traced

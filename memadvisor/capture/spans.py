@@ -157,7 +157,7 @@ class SpanLog:
         elif is_outermost:  # the model, or a part of it that the script calls itself
             kinds.append("forward" if torch.is_grad_enabled() else "evaluation")
         # The span of a model's wrapper stands for the model inside it, too.
-        if not info.is_root and info.is_unit and self.has_unit_spans and kinds in ([], ["forward"]):
+        if info.has_own_span and self.has_unit_spans and kinds in ([], ["forward"]):
             kinds.append("unit_forward")
         spans = [self._open(kind, info.unit) for kind in kinds]
         if kinds[:1] == ["forward"]:

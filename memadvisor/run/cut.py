@@ -8,7 +8,7 @@ A bare container (Sequential, ModuleList) is such a child only when it holds not
 stages of a ResNet are containers of blocks, not blocks. Nor are children with names of their own, in no list, that hold a
 list of more blocks than there are of them: T5's encoder and decoder are two stacks of one class.
 A module that others hold in plain attributes or lists, in two places or more, is called from there: it is one block,
-unless there are blocks in it.
+unless there are blocks in it. So is one that a loop calls, once that has been seen (looped_blocks.py).
 Lists in a list, one a layer of `[norm, attention]` or `[norm, feed-forward]`, are one list.
 Parameters that a module holds directly, beside such children, belong to that module's unit, and so do those in a
 ParameterList or ParameterDict of its own: nobody can call these.
@@ -40,20 +40,27 @@ class ModuleNode:
     is_shared: bool = False
 
 
-def cut_units(root: ModuleNode) -> dict[str, str]:
-    """The unit of every module: module name -> unit name, in order of definition.
+def cut_units(root: ModuleNode, looped: Collection[str] = frozenset()) -> dict[str, str]:
+    """The unit of every module: module name -> unit name, in order of definition. `looped`: blocks that a loop calls.
 
     A unit's name is that of its topmost module; the root's is "" for a single model.
     """
     units: dict[str, str] = {}
-    _cut(root, root.name, units)
+    _cut(root, root.name, units, looped)
     return units
 
 
 def _cut(
-    node: ModuleNode, enclosing: str, units: dict[str, str], around: Collection[str] = frozenset()
+    node: ModuleNode,
+    enclosing: str,
+    units: dict[str, str],
+    looped: Collection[str],
+    around: Collection[str] = frozenset(),
 ) -> None:
     """`around`: the classes of blocks that are repeated in the list of lists that the node is in."""
+    if node.name in looped:
+        _assign(node, node.name, units)
+        return
     repeated = _repeated_blocks(_members(node) if node.type_name == "ModuleList" else node.children) | {
         *around
     }
@@ -70,7 +77,7 @@ def _cut(
         elif (child.type_name in repeated or _is_shared_block(child)) and _may_be_block(child):
             _assign(child, child.name, units)
         else:
-            _cut(child, own, units, repeated if _is_list_in_list(node, child) else ())
+            _cut(child, own, units, looped, repeated if _is_list_in_list(node, child) else ())
 
 
 def _holds_lists_of_parameters(node: ModuleNode) -> bool:

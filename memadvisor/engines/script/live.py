@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from memadvisor.errors import PlanError
 from memadvisor.plan import fingerprint
 from memadvisor.run.cut import cut_units, module_tree, unwrap
 from memadvisor.run.fully_sharded import param_groups
+from memadvisor.run.looped_blocks import looped_blocks_of
 from memadvisor.run.records import Unit
 from memadvisor.run.torch_names import dtype_name
 
@@ -51,13 +52,15 @@ class LiveModel:
         return sum(unit.row.parameter_bytes for unit in self.units)
 
 
-def read_model(model: torch.nn.Module, model_name: str = "") -> LiveModel:
+def read_model(model: torch.nn.Module, model_name: str = "", planned: Collection[str] = ()) -> LiveModel:
     """Cut a live model into units, in order of definition. Units that own no parameter are left out.
 
-    The units' names begin with the model's; those of parameters are the model's own.
+    The units' names begin with the model's; those of parameters are the model's own. `planned`: the names of all units, where
+    a plan was made of a recorded model: blocks that a loop calls are told by these.
     """
     root = unwrap(model)
-    unit_of = cut_units(module_tree(root, model_name))
+    tree = module_tree(root, model_name)
+    unit_of = cut_units(tree, looped_blocks_of(tree, planned))
     modules = dict(root.named_modules(prefix=model_name))
     owned: dict[str, list[tuple[str, torch.nn.Parameter]]] = {}
     owner: dict[int, str] = {}

@@ -110,7 +110,7 @@ class PlannedModels:
         the plan is not for."""
         self._num_looks[root] = self._num_looks.get(root, 0) + 1
         plan, name = self._plan_for(root)
-        model = read_model(root, name)
+        model = read_model(root, name, {unit.name for unit in plan.units})
         strange = {unit.name for unit in plan.units} - {unit.name for unit in model.units}
         if strange:
             raise NotPlannedError(
