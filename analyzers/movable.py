@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from memadvisor.analyzers.placement import Passes, Placed
 from memadvisor.analyzers.walked_twice import Copies, earlier_copies
-from memadvisor.cost.saved import UnitCall
+from memadvisor.cost.saved import CallUses, UnitCall
 from memadvisor.cost.step import STATES, BoundaryTensor, Inner
 
 
@@ -122,6 +122,7 @@ def boundary_tensors(
             saved_by_takers=frozenset(
                 s.unit for s in item.saved if passes.forward_at(s.saved_s) != item.birth
             ),
+            by_call=None if again else _uses_by_call(item, passes),
             cast_again=again,
             earlier_copies=earlier_copies(item, passes) if is_saved_by_maker and not again else (),
         )
@@ -156,6 +157,14 @@ def calls_saved_until(item: Placed, passes: Passes) -> dict[UnitCall, int]:
         call = passes.call_of(saved)
         until[call] = max(0, passes.segment_at(end_s), until.get(call, 0))
     return until
+
+
+def _uses_by_call(item: Placed, passes: Passes) -> CallUses | None:
+    saved, fed = calls_saved_until(item, passes), calls_fed(item, passes)
+    if passes.called_again.isdisjoint(unit for unit, _ in (*saved, *fed)):
+        return None
+    takers = (row for row in item.saved if passes.forward_at(row.saved_s) != item.birth)
+    return CallUses(saved, fed, frozenset(passes.call_of(row) for row in takers))
 
 
 def units_fed(item: Placed, passes: Passes) -> dict[str, int]:

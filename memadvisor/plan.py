@@ -37,6 +37,8 @@ class UnitPlan:
     never among them.
     `parts`: modules inside the unit, by their names in the order of their calls, that keep nothing but what the first one
     is called with, and run again before their own backward: in the second run of a recomputed unit, else in the first.
+    `kept_calls`: of a unit that is called several times before a backward, and recomputed by itself, the calls that keep what
+    they do, by their numbers from 0 on.
     `activation_tier`: where what autograd keeps of the unit is between its forward and its backward: "device", "host" (of
     a GPU) or "disk". Of a recomputed unit that is its inputs, and the outputs of `kept` operators.
     `parameter_tier`: where the unit's parameters and gradients lie between their uses: "device", "host" (of a GPU) or
@@ -56,6 +58,7 @@ class UnitPlan:
     activation_bits: int | None = None
     parameter_tier: str = "device"
     parts: tuple[tuple[str, ...], ...] = ()
+    kept_calls: tuple[int, ...] = ()
 
     def stage_on(self, num_ranks: int) -> int:
         """The ZeRO stage that it has in effect: none on one rank, unless what it would share lies elsewhere."""

@@ -46,6 +46,7 @@ def check_plan(plan: Plan, source: str) -> None:
     gathered = {unit.name: unit.zero_stage == 3 and plan.num_ranks > 1 for unit in plan.units}
     check_stretches(plan.stretches, gathered, source)
     _check_kept(plan, source)
+    _check_kept_calls(plan, source)
     _check_parts(plan, source)
     _check_offload(plan, source)
     _check_activation_bits(plan, source)
@@ -301,6 +302,29 @@ def _check_kept(plan: Plan, source: str) -> None:
                     f"{source} keeps {name!r} of {unit.name!r}.",
                     hint="name an operator as in aten::addmm, or one call of it as in aten::addmm#0.",
                 )
+
+
+def _check_kept_calls(plan: Plan, source: str) -> None:
+    stretched = {name for stretch in plan.unit_stretches for name in stretch}
+    for unit in (*plan.units, *(unit for own in plan.ranks for unit in own.units)):
+        calls = unit.kept_calls
+        if not calls:
+            continue
+        if not unit.recompute or unit.name in stretched or plan.ranks:
+            raise PlanError(
+                f"{source} keeps calls of {unit.name!r}, which is not recomputed by itself, and alike on all ranks.",
+                hint="let it be recomputed alone, or leave out its kept_calls.",
+            )
+        if min(calls) < 0 or list(calls) != sorted(set(calls)):
+            raise PlanError(
+                f"{source} keeps calls {list(calls)} of {unit.name!r}.",
+                hint="give their numbers, from 0 on, in rising order.",
+            )
+        if unit.kept or unit.parts or unit.activation_tier != "device" or unit.activation_bits is not None:
+            raise PlanError(
+                f"{source} keeps calls of {unit.name!r}, and operators, parts or activations elsewhere.",
+                hint="leave one of them out.",
+            )
 
 
 def _check_parts(plan: Plan, source: str) -> None:

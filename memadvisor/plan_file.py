@@ -175,6 +175,7 @@ def _unit_from_json(value: JsonField) -> UnitPlan:
         optimizer_bits=value.get("optimizer_bits").typed(int, optional=True),
         activation_bits=value.get("activation_bits").typed(int, optional=True),
         parameter_tier=value.get("parameter_tier", "device").typed(str),
+        kept_calls=tuple(call.typed(int) for call in value.get("kept_calls", ())),
         parts=tuple(tuple(name.typed(str) for name in part) for part in value.get("parts", ())),
     )
 

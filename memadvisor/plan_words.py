@@ -104,6 +104,18 @@ def unit_parts_text(unit: UnitPlan) -> str:
     return ", ".join(" to ".join(dict.fromkeys((part[0], part[-1]))) for part in inside)
 
 
+def kept_calls_text(unit: UnitPlan) -> str:
+    """`but for calls 5 to 15`, counted from 0 between two backwards; nothing where all run again."""
+    runs: list[list[int]] = []
+    for call in unit.kept_calls:
+        if runs and runs[-1][-1] == call - 1:
+            runs[-1].append(call)
+        else:
+            runs.append([call])
+    texts = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
+    return f"but for call{'s' * (len(unit.kept_calls) > 1)} {' and '.join(texts)}" if texts else ""
+
+
 def ranks_text(plan: Plan) -> str:
     """`recomputed units by rank: 4 of 6, 0 of 6`."""
     own = [plan.of_rank(each.rank) for each in plan.ranks]

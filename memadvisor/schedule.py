@@ -242,6 +242,11 @@ class Schedule:
         }
 
     @property
+    def kept_calls(self) -> dict[str, tuple[int, ...]]:
+        """Calls that do not run again, by recomputed unit that has others which do."""
+        return {unit.name: unit.kept_calls for unit in self.units if unit.recompute and unit.kept_calls}
+
+    @property
     def updated_in_backward(self) -> frozenset[str]:
         """Units that are updated before the optimizer step."""
         return frozenset(

@@ -142,6 +142,19 @@ def with_parts(*parts, **more):
             {"units": [with_parts(["a.x"], kept=["aten::mm"])], "num_ranks": 1},
             "parts of 'a' that run again, with operators that it keeps",
         ),
+        *(
+            ({"units": [{**UNIT, "recompute": True, "kept_calls": [1, 3], **change}], "num_ranks": 1}, words)
+            for change, words in (
+                ({"recompute": False}, "keeps calls of 'a', which is not recomputed by itself"),
+                ({"kept_calls": [3, 1]}, r"keeps calls \[3, 1\] of 'a'"),
+                ({"kept_calls": [-1]}, r"keeps calls \[-1\] of 'a'"),
+                ({"kept": ["aten::mm"]}, "keeps calls of 'a', and operators, parts or activations elsewhere"),
+                (
+                    {"activation_tier": "disk"},
+                    "keeps calls of 'a', and operators, parts or activations elsewhere",
+                ),
+            )
+        ),
         ({"optimizer_bits": 4}, "optimizer_bits 4"),
         ({"optimizer_bits": "8"}, 'optimizer_bits is "8", where a whole number belongs'),
         (

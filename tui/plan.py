@@ -11,7 +11,7 @@ from memadvisor.analyzers.planned_lanes import planned_lanes
 from memadvisor.compression import compression_text
 from memadvisor.local_sgd import local_sgd_text
 from memadvisor.plan import Plan
-from memadvisor.plan_words import ranks_text, unit_parts_text
+from memadvisor.plan_words import kept_calls_text, ranks_text, unit_parts_text
 from memadvisor.planning.reasons import stages_text
 from memadvisor.precision import precision_text
 from memadvisor.report.plan_effect import effect_in_words, results_in_words
@@ -166,7 +166,9 @@ def _unit_row(position: int, plan: Plan) -> Row:
         cells=(
             words(unit.name or "(model)"),
             words(
-                ("recomputed" if is_again else "kept") + (f"; again by themselves: {parts}" if parts else ""),
+                ("recomputed" if is_again else "kept")
+                + (f", {calls}" if (calls := kept_calls_text(unit)) else "")
+                + (f"; again by themselves: {parts}" if parts else ""),
                 "#f2c14e" if is_again or parts else "",
             ),
             words(unit.elsewhere or "-", "" if unit.elsewhere else "dim"),

@@ -18,6 +18,7 @@ from memadvisor.cost.activation_changes import (
     let_go_in_runs,
 )
 from memadvisor.cost.kept import ForwardOperators
+from memadvisor.cost.kept_calls import KeptCalls, with_calls_apart
 from memadvisor.cost.level import Level
 from memadvisor.cost.moved_activations import Away, Moves, units_away
 from memadvisor.cost.parted_units import PartedUnits
@@ -36,7 +37,7 @@ View = Literal["captured", "own_gradients", "passing_gradients", "collected_grad
 
 class Activations:
     """Levels of a step under a choice of stretches, of units whose activations are `away`, and of `bits` that others'
-    are rounded to; `view` names one of cost/step.py's."""
+    are rounded to; `view` names one of cost/step.py's. `kept_calls`: of units in stretches, calls that do not run again."""
 
     def __init__(
         self,
@@ -46,11 +47,14 @@ class Activations:
         away: Mapping[str, Away] | None = None,
         bits: Mapping[str, int] | None = None,
         parts: Mapping[str, tuple[Modules, ...]] | None = None,
+        kept_calls: KeptCalls | None = None,
     ) -> None:
         self.step = step
+        self._seen = step = with_calls_apart(step, kept_calls or {})
         self.stretches = stretches
         self.kept = dict(kept or {})
-        self.choices = stretches, self.kept, dict(away or {}), dict(bits or {}), dict(parts or {})
+        chosen = dict(away or {}), dict(bits or {}), dict(parts or {}), dict(kept_calls or {})
+        self.choices = stretches, self.kept, *chosen
         self.parted = PartedUnits(step, dict(parts or {}), stretches)
         self.rounded: RoundedActivations | None = None
         if bits:
@@ -81,30 +85,30 @@ class Activations:
 
     def start(self, position: int, view: View) -> dict[str, int]:
         """Alive when the segment begins, before anything is recomputed for it."""
-        start = _sum(_level(self.step.segments[position], view).start, self._at_start, position)
+        start = _sum(_level(self._seen.segments[position], view).start, self._at_start, position)
         return start if self.rounded is None else added(start, self.rounded.at_start[position])
 
     def start_bytes(self, position: int, view: View) -> int:
         """All of `start`."""
         if self.rounded is not None:
             return sum(self.start(position, view).values())
-        return self.step.totals[view].start[position] + self._at_start_bytes[position]
+        return self._seen.totals[view].start[position] + self._at_start_bytes[position]
 
     def start_changes(self) -> list[int]:
         """By segment, what is alive when it begins beyond what was captured."""
-        return self._at_start_bytes[: len(self.step.segments)]
+        return self._at_start_bytes[: len(self._seen.segments)]
 
     def peak_bytes(self, position: int, view: View) -> int:
         """All of `peak`."""
         if self.rounded is not None or position in self._places or position in self.parted:
             return sum(self.peak(position, view).values())
-        totals = self.step.totals[view]
+        totals = self._seen.totals[view]
         peaks = totals.peak_unsaved if self._forgets(position) else totals.peak
         return peaks[position] + self._during_bytes[position]
 
     def peak(self, position: int, view: View) -> dict[str, int]:
         """Alive at the segment's highest instant."""
-        level = _level(self.step.segments[position], view)
+        level = _level(self._seen.segments[position], view)
         if self.rounded is not None and self.rounded.changes_in(position):
             return _sum(self.rounded.peak(position, view, level.start), self._during, position)
         peak = self._peak_as_saved(level, position, view)
@@ -112,15 +116,15 @@ class Activations:
 
     def rounding_s(self, position: int) -> float:
         """What rounding and bringing back take in a segment; 0 also where the run has not measured it."""
-        cost = self.step.rounding_cost
+        cost = self._seen.rounding_cost
         return 0.0 if self.rounded is None or cost is None else self.rounded.seconds(position, cost)
 
     def _peak_as_saved(self, level: Level, position: int, view: View) -> dict[str, int]:
         if position in self.parted:
             return _sum(self.parted.peak(position, view, level.start), self._during, position)
         if position in self._places:
-            operators = self.step.operators[position]
-            held = operators.held(self.kept[self.step.segments[position].unit or ""])
+            operators = self._seen.operators[position]
+            held = operators.held(self.kept[self._seen.segments[position].unit or ""])
             reached = operators.forward_peak(held)
             shown = reached if view == "captured" else {c: n for c, n in reached.items() if c not in STATES}
             return _sum(shown, self._during, position)
@@ -128,19 +132,19 @@ class Activations:
 
     def _forgets(self, position: int) -> bool:
         """Whether it is a forward that keeps nothing but its inputs, or a backward that has to run one again."""
-        segment = self.step.segments[position]
+        segment = self._seen.segments[position]
         if segment.unit not in self.stretches:
             return False
         return segment.phase == "forward" or self.runs_again(position)
 
     def runs_again(self, position: int) -> bool:
         """Whether stretches are run again before this segment."""
-        unit = self.step.segments[position].unit
-        return position in self.step.first_backwards and bool(self.stretches.ending(unit or ""))
+        unit = self._seen.segments[position].unit
+        return position in self._seen.first_backwards and bool(self.stretches.ending(unit or ""))
 
     def beside_again(self, position: int, view: View, growth: Bytes) -> Bytes:
         """What a run again of this growth has beside a segment's start; or what that has before it, if that is more."""
-        level = _level(self.step.segments[position], view)
+        level = _level(self._seen.segments[position], view)
         reached = added(level.until_asked, growth)
         return max(reached, level.most_until_asked, key=lambda sizes: sum(sizes.values()))
 
@@ -153,7 +157,7 @@ class Activations:
     def _recomputations(self, position: int) -> list[tuple[Stretch, Bytes]]:
         """Stretches that are run again before this backward, and what each has at its highest instant beside what is
         there when the backward first asks for something (`beside_again`)."""
-        backward = self.step.segments[position]
+        backward = self._seen.segments[position]
         level: dict[str, int] = {}  # of the stretches before
         found: list[tuple[Stretch, Bytes]] = []
         endings = self.stretches.ending(backward.unit or "")
@@ -170,7 +174,7 @@ class Activations:
     def _run_of_several(self, stretch: Stretch, position: int) -> tuple[Bytes, Bytes]:
         """The highest instant of a stretch's run before a backward, and what it leaves: all that its units save, and what
         inner stretches are given. What a unit behind takes, and nobody saves, is there until that has run."""
-        number = self.step.segments[position].pass_number
+        number = self._seen.segments[position].pass_number
         units = [(unit, item) for item in self.stretches.runs(stretch) for unit in item]
         places = {unit: place for place, (unit, _) in enumerate(units)}
         highest: Bytes = {}
@@ -184,7 +188,7 @@ class Activations:
             highest = max(highest, reached, key=lambda sizes: sum(sizes.values()))
             passing = [each for each in passing if each[0] > place]
             kept = added(kept, self._left_by(unit, stretch, item, position))
-            for tensor in self.step.made_by.get((unit, number), ()):
+            for tensor in self._seen.made_by.get((unit, number), ()):
                 size: Bytes = {tensor.category: tensor.size_bytes}
                 last = max((places.get(user, -1) for user in tensor.input_of), default=-1)
                 if self._stays(tensor, stretch, item):
@@ -195,19 +199,19 @@ class Activations:
 
     def _with_random_state(self, sizes: Bytes) -> Bytes:
         """While a forward runs again with its own random state, the generator's is kept."""
-        return added(sizes, {"temporary": RNG_STATE_BYTES}) if self.step.device == "cpu" else sizes
+        return added(sizes, {"temporary": RNG_STATE_BYTES}) if self._seen.device == "cpu" else sizes
 
     def _growth(self, unit: str, stretch: Stretch, item: Stretch, number: int | None) -> Bytes:
         """What a forward in a run of a stretch reaches, with the buffers that it changes as they were before."""
         growth = self._own_growth(unit, stretch, item, number)
-        run = self.step.second_runs.get((unit, number))
+        run = self._seen.second_runs.get((unit, number))
         return (
             growth if run is None or not run.copied_bytes else added(growth, {"temporary": run.copied_bytes})
         )
 
     def _own_growth(self, unit: str, stretch: Stretch, item: Stretch, number: int | None) -> Bytes:
         """The forward itself: torch's checkpointing, and ours, end with the last tensor saved."""
-        segment = self.step.forwards[unit, number][0]
+        segment = self._seen.forwards[unit, number][0]
         if places := self._places_in(unit, number):
             return self._operators_of(unit, number).growth(places)
         if (growth := self.parted.growth(unit, number)) is not None:
@@ -234,8 +238,8 @@ class Activations:
     def _seconds_again(self, stretch: Stretch, number: int | None) -> float:
         """Its units' second forwards; the last one ends with the last tensor that it saves, and skips what is kept."""
         units = [unit for item in self.stretches.runs(stretch) for unit in item]
-        runs = {unit: run for unit in units if (run := self.step.second_runs.get((unit, number)))}
-        cost = self.step.second_run_cost
+        runs = {unit: run for unit in units if (run := self._seen.second_runs.get((unit, number)))}
+        cost = self._seen.second_run_cost
         again_s = sum(run.seconds(cost, stops=unit == stretch[-1]) for unit, run in runs.items())
         places = self._places_in(stretch[0], number) if len(stretch) == 1 else ()
         if not places:
@@ -244,20 +248,20 @@ class Activations:
         return again_s + keeping_s - self._operators_of(stretch[0], number).seconds(places)
 
     def _places_in(self, unit: str, number: int | None) -> Collection[int]:
-        return self._places.get(self.step.forward_at.get((unit, number), -1), ())
+        return self._places.get(self._seen.forward_at.get((unit, number), -1), ())
 
     def _operators_of(self, unit: str, number: int | None) -> ForwardOperators:
-        return self.step.operators[self.step.forward_at[unit, number]]
+        return self._seen.operators[self._seen.forward_at[unit, number]]
 
     def _left_by(self, unit: str, stretch: Stretch, item: Stretch, position: int) -> Bytes:
         """What a unit's run adds beside what it makes for others, less what it alone was waited for with."""
-        number = self.step.segments[position].pass_number
+        number = self._seen.segments[position].pass_number
         sizes: dict[str, int] = {}
         if not self.stretches.keeps_all(item, stretch):
             return sizes
-        for inner in self.step.inner_of.get((unit, number), ()):
+        for inner in self._seen.inner_of.get((unit, number), ()):
             sizes[inner.category] = sizes.get(inner.category, 0) + inner.size_bytes
-        if (run := self.step.second_runs.get((unit, number))) and run.saved_copies_bytes:
+        if (run := self._seen.second_runs.get((unit, number))) and run.saved_copies_bytes:
             sizes["temporary"] = sizes.get("temporary", 0) + run.saved_copies_bytes
         gone = self._let_go.get((position, unit), {})
         return added(sizes, {category: -gone[category] for category in gone})
@@ -309,7 +313,7 @@ def activations_under(
 ) -> Activations:
     """What a schedule does to a step's activations; `known`: those of the same step and choices, if at hand."""
     stretches, bits = Stretches(schedule.stretches), schedule.activation_bits
-    choices = stretches, schedule.kept, units_away(schedule), bits, schedule.parts
+    choices = stretches, schedule.kept, units_away(schedule), bits, schedule.parts, schedule.kept_calls
     if known is None or known.step is not step or known.choices != choices:
         return Activations(step, *choices)
     return known

@@ -61,7 +61,7 @@ class LeastTime:
         for unit in units:
             own_bytes = self._updated_bytes.get(unit.name, 0)
             updated_bytes += own_bytes / num_ranks if unit.stage_on(num_ranks) else own_bytes
-            if unit.recompute and not unit.kept:
+            if unit.recompute and not unit.kept and not unit.kept_calls:
                 again_s += self._again_s[unit.name]
         share = updated_bytes / self._trainable_bytes if self._trainable_bytes else 0.0
         return self._plain_s + again_s + self._optimizer_s * share
@@ -82,7 +82,8 @@ class Remaining:
         ]
         for position in step.first_backwards:
             segment = step.segments[position]
-            for stretch in activations.stretches.ending(segment.unit or ""):
+            again = activations.stretches.ending(segment.unit or "")
+            for stretch in again if activations.runs_again(position) else ():
                 seconds_of[position] += activations.again_s(stretch, segment.pass_number)
         played = [seconds_of[position] for position, _, _ in reversed(step.order)]
         self._after_s = list(accumulate(played, initial=0.0))

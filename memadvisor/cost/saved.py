@@ -15,6 +15,15 @@ MIN_BYTES = 64 * 2**10
 UnitCall = tuple[str, int]  # a unit, and which of its calls in the micro-batch
 
 
+@dataclass(frozen=True, slots=True)
+class CallUses:
+    """What is known of a `BoundaryTensor` by unit, by each call of those that use it."""
+
+    saved_until: Mapping[UnitCall, int]
+    input_of: Mapping[UnitCall, int]
+    saved_by_takers: frozenset[UnitCall]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedStorages:
     """Storages of at least MIN_BYTES each, alike in all but their size. Segments are those of the captured step.

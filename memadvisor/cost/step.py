@@ -19,7 +19,7 @@ from memadvisor.cost.parts import PartedOptions
 from memadvisor.cost.places import place_in
 from memadvisor.cost.play_order import play_order
 from memadvisor.cost.rounded_activations import RoundableStorage, RoundingCost, Timeline
-from memadvisor.cost.saved import SavedStorages
+from memadvisor.cost.saved import CallUses, SavedStorages
 from memadvisor.cost.second_run import FREE, SecondRun, SecondRunCost
 from memadvisor.cost.states import UnitStates
 from memadvisor.precision import FULL_PRECISION, Precision
@@ -126,6 +126,7 @@ class BoundaryTensor:
     cast_again: tuple[tuple[str, int, int], ...] = ()
     earlier_copies: tuple[tuple[int, int], ...] = ()
     saved_by_takers: frozenset[str] = frozenset()
+    by_call: CallUses | None = None  # where a unit that is called several times uses it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -133,6 +133,17 @@ FEATURES: dict[str, Feature] = {
     "kept": Feature(
         _kept, "such units run again as a whole, and keep their inputs alone", LESS_MEMORY_MORE_TIME
     ),
+    "kept_calls": Feature(
+        _if(
+            lambda plan: any(unit.kept_calls for unit in plan.units),
+            lambda plan: (
+                "some calls of units that a step calls several times keep what they do "
+                f"({unit_ranges(unit.name or '(model)' for unit in plan.units if unit.kept_calls)})"
+            ),
+        ),
+        "all of their calls run again",
+        LESS_MEMORY_MORE_TIME,
+    ),
     "parts": Feature(
         _if(
             lambda plan: any(unit.parts for unit in plan.units),

@@ -13,6 +13,7 @@ from memadvisor.planning.outcomes import Outcome, Played, outcome_of
 from memadvisor.planning.parts import InsideUnits
 from memadvisor.planning.recompute import choose_recomputed
 from memadvisor.planning.sparing import SparingSearch
+from memadvisor.planning.sparing_calls import SparedCalls
 from memadvisor.planning.stretches import Nested, NestedSearch, Tables, nested_of
 from memadvisor.planning.way import Way
 
@@ -50,6 +51,7 @@ class OneWay:
             step, self.play, self.stretches, has_parts=has_parts, has_replay=has_replay
         )
         self._sparing = SparingSearch(step, self.play)
+        self._spared_calls, self._may_spare_calls = SparedCalls(step, self.play), not has_replay
 
     def evaluate(self, recomputed: frozenset[str]) -> Played:
         """With units that run again by themselves."""
@@ -78,9 +80,11 @@ class OneWay:
         return alone is None or 2 * len(alone.alone & set(chain)) > len(chain)
 
     def spare(self, target_bytes: int) -> Arrangement | None:
-        """The same with parts of units that set more free for their seconds."""
-        nested = self._sparing.fastest(target_bytes)
-        return None if nested is None else self.arranged(nested)
+        """The same with parts of units that set more free for their seconds, or some of a unit's calls."""
+        choice = choose_recomputed(self._step, self.evaluate, target_bytes) if self._may_spare_calls else None
+        calls = None if choice is None else self._spared_calls.of(choice.recomputed, target_bytes)
+        found = [one for one in (self._sparing.fastest(target_bytes), calls) if one is not None]
+        return self.arranged(min(found, key=lambda one: self.play(one).step_time_s)) if found else None
 
     def keep(self, target_bytes: int, is_rough: bool) -> Arrangement | None:
         """The same with a choice inside units."""

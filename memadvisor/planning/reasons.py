@@ -9,7 +9,7 @@ from memadvisor.category_words import category_plural
 from memadvisor.compression import compression_text
 from memadvisor.local_sgd import local_sgd_text
 from memadvisor.plan import Plan, Prediction, UnitPlan
-from memadvisor.plan_words import behind_text
+from memadvisor.plan_words import behind_text, kept_calls_text
 from memadvisor.precision import precision_text
 from memadvisor.stretches import stretches_text
 from memadvisor.units import format_bytes, format_fraction, format_seconds
@@ -54,6 +54,7 @@ def _deed(plan: Plan, prediction: Prediction) -> str:
         f"recomputes {num_recomputed} unit{'s' * (num_recomputed != 1)} of {len(plan.units)}"
         + (f" ({stretches_text(plan.unit_stretches)})" if plan.stretches else "")
         + _keeping(plan)
+        + _calls(plan)
         if num_recomputed
         else "recomputes no whole unit"
         if with_parts
@@ -109,6 +110,15 @@ def _keeping(plan: Plan) -> str:
         return ""
     num_outputs = sum(len(unit.kept) for unit in keeping)
     return f", of which {len(keeping)} keep the outputs of some operators ({num_outputs} in all), which do not run again"
+
+
+def _calls(plan: Plan) -> str:
+    texts = [f"{unit.name or '(model)'} {text}" for unit in plan.units if (text := kept_calls_text(unit))]
+    return (
+        f" ({', '.join(texts[:3])}{f' and {len(texts) - 3} more so' if len(texts) > 3 else ''})"
+        if texts
+        else ""
+    )
 
 
 def _second_copies(plan: Plan) -> str:

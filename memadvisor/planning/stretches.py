@@ -24,14 +24,15 @@ _NEIGHBOURS = 4  # schedules tried beyond the first one that fits
 @dataclass(frozen=True, slots=True)
 class Nested:
     """Units recomputed by themselves, the first and last units of stretches of two and more, by unit recomputed by
-    itself the operators whose outputs it keeps, units whose activations wait on another tier, and by unit its parts that
-    run again by themselves."""
+    itself the operators whose outputs it keeps, units whose activations wait on another tier, by unit its parts that
+    run again by themselves, and by unit that is called several times the calls that do not run again."""
 
     alone: frozenset[str]
     stretches: tuple[tuple[str, str], ...]
     kept: tuple[tuple[str, tuple[str, ...]], ...] = ()
     away: frozenset[str] = frozenset()
     parts: tuple[tuple[str, tuple[Modules, ...]], ...] = ()
+    kept_calls: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 def nested_with(
@@ -40,17 +41,20 @@ def nested_with(
     kept: Mapping[str, tuple[str, ...]],
     away: frozenset[str] = frozenset(),
     parts: Mapping[str, tuple[Modules, ...]] | None = None,
+    kept_calls: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Nested:
     operators = tuple(sorted((unit, names) for unit, names in kept.items() if names))
     inside = tuple(sorted((unit, modules) for unit, modules in (parts or {}).items() if modules))
-    return Nested(alone, stretches, operators, away, inside)
+    calls = tuple(sorted((unit, numbers) for unit, numbers in (kept_calls or {}).items() if numbers))
+    return Nested(alone, stretches, operators, away, inside, calls)
 
 
 def nested_of(arrangement: Arrangement) -> Nested:
     """What an arrangement does to activations."""
     kept = {unit.name: unit.kept for unit in arrangement.units}
     parts = {unit.name: unit.parts for unit in arrangement.units}
-    return nested_with(arrangement.recomputed, arrangement.stretches, kept, arrangement.away, parts)
+    calls = {unit.name: unit.kept_calls for unit in arrangement.units}
+    return nested_with(arrangement.recomputed, arrangement.stretches, kept, arrangement.away, parts, calls)
 
 
 Evaluate = Callable[[Nested], Played]

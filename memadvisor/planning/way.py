@@ -31,7 +31,7 @@ class Way:
 
     def arranged(self, step: CapturedStep, nested: Nested, activation_tier: str) -> Arrangement:
         """With units that run again or keep activations elsewhere, as `nested` says."""
-        kept, parts = dict(nested.kept), dict(nested.parts)
+        kept, parts, kept_calls = dict(nested.kept), dict(nested.parts), dict(nested.kept_calls)
         units = tuple(
             _unit_plan(
                 name=unit.name,
@@ -42,6 +42,7 @@ class Way:
                 parameter_tier=self.tier if self.pages else "device",
                 kept=kept.get(unit.name, ()),
                 parts=parts.get(unit.name, ()),
+                kept_calls=kept_calls.get(unit.name, ()),
                 activation_tier=activation_tier if unit.name in nested.away else "device",
             )
             for unit in step.units

@@ -9,7 +9,7 @@ from memadvisor.analyzers.analysis import Analysis
 from memadvisor.analyzers.comparison import Compared, Comparison
 from memadvisor.category_words import category_name
 from memadvisor.plan import Plan
-from memadvisor.plan_words import options_text, unit_parts_text
+from memadvisor.plan_words import kept_calls_text, options_text, unit_parts_text
 from memadvisor.policies import resolve_units
 from memadvisor.report.blocks import INNER, MEASURED, PREDICTED, Block, Figure, Missing, paragraph, table
 from memadvisor.report.planned_lanes import lanes_figure
@@ -183,6 +183,7 @@ def _plan_blocks(plan: Plan, analysis: Analysis) -> Sequence[Block]:
                     unit_name(unit.name),
                     ("recomputed" if unit.recompute or unit.name in again else "kept")
                     + (f", but for {len(unit.kept)} outputs" if unit.kept else "")
+                    + (f", {calls}" if (calls := kept_calls_text(unit)) else "")
                     + (f"; again by themselves: {parts}" if (parts := unit_parts_text(unit)) else ""),
                     unit.elsewhere or "-",
                     *(

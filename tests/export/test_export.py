@@ -211,7 +211,7 @@ READ = {
     },
     UnitPlan: {
         *("name", "zero_stage", "recompute", "reshard", "optimizer_tier", "kept", "activation_tier"),
-        *("optimizer_bits", "activation_bits", "parameter_tier", "parts"),
+        *("optimizer_bits", "activation_bits", "parameter_tier", "parts", "kept_calls"),
     },
     Precision: {"param_dtype", "reduce_dtype", "optimizer_dtype"},
     Compression: {"gather_bits", "reduce_bits", "all_reduce_bits", "all_reduce_top", "all_reduce_rank"},

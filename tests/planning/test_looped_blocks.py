@@ -1,11 +1,20 @@
 """Blocks that a loop calls by one attribute: seen in the first step, predicted from the plain run, applied, and measured."""
 
+from itertools import combinations
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from memadvisor.analyzers.segments import captured_step
+from memadvisor.cost.kept_calls import keepable_calls
+from memadvisor.cost.simulate import simulate
+from memadvisor.planning.sparing_calls import SparedCalls
+from memadvisor.planning.stretches import nested_with
+from memadvisor.planning.way import Way
+from memadvisor.write_schedule import write_schedule
+from tests.engines.trainings import make_plan
 from tests.planning.test_called_again import predicted_and_measured
 from tests.planning.test_moved_activations import recorded
 
@@ -120,3 +129,42 @@ def test_each_call_runs_again_by_itself(kind, num_micro_batches, bf16):
     assert (
         measured < 0.9 * recorded(kind, num_micro_batches, bf16)[0].ranks[0].traced_step.peak_allocated_bytes
     )
+
+
+@pytest.mark.parametrize("kept", [(5,), (1, 3), (0, 1, 2, 4)])
+@pytest.mark.parametrize("num_micro_batches", [1, 2])
+def test_calls_that_a_plan_keeps_do_not_run_again(num_micro_batches, kept):
+    predicted, measured, losses = predicted_and_measured(
+        Solver, num_micro_batches, ("field",), False, kept_calls=kept
+    )
+
+    assert losses[0] == losses[1]
+    assert measured == predicted
+
+
+def test_so_it_is_of_calls_that_pass_on_what_they_keep():
+    predicted, measured, losses = predicted_and_measured(Decoder, 1, ("step",), False, kept_calls=(3, 4, 5))
+
+    assert losses[0] == losses[1]
+    assert measured == predicted
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+def test_no_choice_of_calls_within_the_budget_keeps_more_of_them_than_the_last_ones(share):
+    step = captured_step(recorded(Solver, 1, False)[0])
+
+    def play(nested):
+        units = Way(0, True, 0, 0).arranged(step, nested, "device").units
+        return simulate(step, write_schedule(make_plan(1, units=units), step.units), None).prediction()
+
+    def peak_bytes(*calls):
+        return play(nested_with(frozenset({"field"}), (), {}, kept_calls={"field": calls})).peak_bytes
+
+    low, high = peak_bytes(), play(nested_with(frozenset(), (), {})).peak_bytes
+    budget_bytes = round(low + share * (high - low))
+    found = dict(SparedCalls(step, play).of(frozenset({"field"}), budget_bytes).kept_calls)["field"]
+
+    assert keepable_calls(step)["field"] == 6
+    assert found == tuple(range(6 - len(found), 6))
+    assert peak_bytes(*found) <= budget_bytes
+    assert all(peak_bytes(*calls) > budget_bytes for calls in combinations(range(6), len(found) + 1))

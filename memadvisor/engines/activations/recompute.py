@@ -21,6 +21,7 @@ from memadvisor.engines.activations.caches import EmptyCaches, with_caches_as_th
 from memadvisor.engines.activations.changing_state import ChangingState, State, WithState
 from memadvisor.engines.activations.inner_hooks import FiringOnce, InnerHooks
 from memadvisor.engines.activations.kept import KeptOutputs
+from memadvisor.engines.activations.kept_calls import KeptCalls
 from memadvisor.engines.activations.offloaded_activations import OffloadedActivations
 from memadvisor.engines.activations.parts import Parts
 from memadvisor.engines.activations.second_run import Around, run_keeping_arguments
@@ -69,6 +70,7 @@ class Recompute:
             weakref.WeakKeyDictionary()
         )
         self._kept: weakref.WeakKeyDictionary[torch.nn.Module, frozenset[str]] = weakref.WeakKeyDictionary()
+        self._kept_calls = KeptCalls(hooks)
         self._parts = Parts(hooks, self._label_kept, note, undo, self._state)
         self._broken: set[Stretch] = set()
         self._passes: dict[Stretch, Pass] = {}  # those that are under way
@@ -88,6 +90,7 @@ class Recompute:
                 if unit.name in kept:
                     self._kept[unit.module] = frozenset(kept[unit.name])
                 self._stretch_of[unit.module] = (stretches, stretches.around(unit.name)[0])
+                self._kept_calls.attach(unit.module, schedule.kept_calls.get(unit.name, ()))
                 self._forwards.wrap(unit.module)
         self._parts.attach(model, schedule)
 
@@ -102,7 +105,7 @@ class Recompute:
         if is_in_checkpoint():
             self._leave_alone(self._units[module], "the script checkpoints it already")
             return False
-        return True
+        return not self._kept_calls.keeps_next(module)
 
     def run(
         self,

@@ -58,6 +58,7 @@ class Hooks:
         self._never_compiled: set[int] = set()  # modules by id; Dynamo cannot look through weak references
         self._observers: weakref.WeakSet[ModuleObserver] = weakref.WeakSet()
         self._depth = 0
+        self.num_backwards = 0  # that have begun
         self.makes_graph = False  # the backward that runs: create_graph=True
         self._calls = 0
         self._of_modules: tuple[RemovableHandle, ...] = ()
@@ -156,6 +157,7 @@ class Hooks:
             failed = True
             try:
                 if self._depth == 1:
+                    self.num_backwards += 1
                     # After the tensors: their gradients, retain_graph, create_graph.
                     self.makes_graph = bool(args[3] if len(args) > 3 else kwargs.get("create_graph"))
                     for observer in self._in_order():
