@@ -11,10 +11,14 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.nn.utils.parametrize import ParametrizationList
 
 
 def is_in_making(part: torch.nn.Module) -> bool:
-    """Asked inside of the call, on the thread that calls."""
+    """Asked inside of the call, on the thread that calls. A parametrized weight (weight_norm, spectral_norm) that is looked at
+    calls a module of torch's own, and is no model either, whenever that is."""
+    if isinstance(part, ParametrizationList):
+        return True
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "__init__" and _makes_module_with(frame, part):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 import memadvisor
 from memadvisor.in_making import is_in_making
@@ -90,6 +91,17 @@ def test_a_model_around_many_that_were_called_alone_takes_their_place(tmp_path):
 
     assert {unit.model for unit in prof.run.ranks[0].units} == {""}
     assert {row.name for row in prof.run.ranks[0].parameters} == {name for name, _ in net.named_parameters()}
+
+
+def test_a_parametrized_weight_that_is_looked_at_is_no_model():
+    with applied(make_plan(1, policy="every-layer")):
+        net = Net()
+        weight_norm(net.layers[0][0])
+        assert net.layers[0][0].weight.requires_grad
+        num_before = len(net.layers[1].runs)
+        train(net)
+
+    assert len(net.layers[1].runs) - num_before == 2 * NUM_STEPS
 
 
 @pytest.mark.parametrize("learns_width", [True, False])

@@ -10,7 +10,6 @@ import itertools
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +84,7 @@ class Applied:
         # Of optimizers that need whole parameters: one order on all ranks.
         self._optimizer_numbers = itertools.count()
         self._owners: weakref.WeakKeyDictionary[torch.optim.Optimizer, Owners] = weakref.WeakKeyDictionary()
-        self._states = OptimizerStates(
-            self.slot_of, self._executor_of, self._optimizers, self._owners, self.meet
-        )
+        self._states = OptimizerStates(self.slot_of, self._executor_of, self._owners, self.meet)
         self._planned = PlannedModels(plan)
         self._attached = False
         self._has_wrapped = False
@@ -172,6 +169,7 @@ class Applied:
             calls_once = check_independent(optimizer)
             self._owners[optimizer] = Owners(optimizer, next(self._optimizer_numbers), calls_once)
         self._optimizers.add(optimizer)
+        self._states.tell_apart(optimizer)
 
     def take_over(self, model: torch.nn.Module) -> None:
         """Replace the Reducer of a DDP that exists already."""
@@ -313,8 +311,7 @@ class Applied:
             self._optimizers -= removal.optimizers_of(root, self._optimizers)  # their states are whole now
 
     def _remove(self, executor: Executor) -> None:
-        optimizers, ask = list(self._optimizers), self._states.from_owner
-        removal.remove_executor(executor, optimizers, self.slot_of, self._owners, ask)
+        removal.remove_executor(executor, list(self._optimizers), self.slot_of, self._owners, self._states)
 
     def _follow(self, executor: Executor) -> None:
         """An executor has taken a model over."""
@@ -362,7 +359,7 @@ class Applied:
             executor.step_begins()
             executor.optimizers.add(optimizer)
         if is_offloaded or are_cast(slots):
-            self._offload.before_step(optimizer, partial(self._swaps.__setitem__, optimizer))
+            self._swaps[optimizer] = self._offload.update(optimizer)
         elif owners is None:
             self._swaps[optimizer] = Swap(optimizer, self.slot_of, label=self._label)
         else:
@@ -375,7 +372,6 @@ class Applied:
         if swap is None:
             return
         swap.finish()
-        self._offload.after_step(optimizer)
         flats = flats_with(slots_of(optimizer, self.slot_of))
         for executor in self._executors_of(flats):
             executor.step_ends(flats)

@@ -16,7 +16,8 @@ from memadvisor.engines.sharding.owners import Owners
 from memadvisor.engines.sharding.released import show
 from memadvisor.engines.sharding.replaced import is_elsewhere
 from memadvisor.engines.sharding.sharded_step import whole_state
-from memadvisor.engines.updates.whole_step import Ask, slots_of
+from memadvisor.engines.updates.optimizer_state import OptimizerStates
+from memadvisor.engines.updates.whole_step import slots_of
 
 
 def remove_executor(
@@ -24,11 +25,11 @@ def remove_executor(
     optimizers: Iterable[torch.optim.Optimizer],
     slot_of: Callable[[torch.Tensor], Slot | None],
     owners: Mapping[torch.optim.Optimizer, Owners],
-    ask: Ask,
+    states: OptimizerStates,
 ) -> None:
     """Give every tensor back to the script, whole and in storage of its own. All ranks take part.
 
-    owners: of the optimizers that step on whole parameters; `ask` gets another rank's state of one.
+    owners: of the optimizers that step on whole parameters; `states` gets other ranks'.
     """
     executor.early.end()
     executor.reductions.local_steps.end()
@@ -38,7 +39,7 @@ def remove_executor(
         executor.reductions.let_go()  # as an evaluation of one rank alone has done: else the others would gather shards of gradients
         executor.loans.end()
         executor.lates.keep_masters()
-        _restore_optimizers(executor, optimizers, slot_of, owners, ask)
+        _restore_optimizers(executor, optimizers, slot_of, owners, states)
         for flat in executor.flats:
             _restore_parameters(executor, flat)
             _restore_gradients(executor, flat)
@@ -89,8 +90,10 @@ def bring_back_orphans(executors: Iterable[Executor], group: dist.ProcessGroup, 
         dist.barrier(group=group)
 
 
-def _as_without_us(executor: Executor, slot: Slot, key: str, own: torch.Tensor) -> torch.Tensor:
-    whole = executor.service.fetch_state(slot, key, own)
+def _as_without_us(
+    executor: Executor, name_of: Callable[[str], str], slot: Slot, key: str, own: torch.Tensor
+) -> torch.Tensor:
+    whole = executor.service.fetch_state(slot, name_of(key), own)
     return whole.to(slot.flat.script_dtype) if slot.flat.has_masters else whole
 
 
@@ -141,7 +144,7 @@ def _restore_optimizers(
     optimizers: Iterable[torch.optim.Optimizer],
     slot_of: Callable[[torch.Tensor], Slot | None],
     owners: Mapping[torch.optim.Optimizer, Owners],
-    ask: Ask,
+    states: OptimizerStates,
 ) -> None:
     if executor.num_shared_stages == 0:
         return
@@ -154,9 +157,11 @@ def _restore_optimizers(
                 continue
             state = optimizer.state.get(slot.parameter)
             if of_rank is not None:
-                state = ask(slot, of_rank) if of_rank.is_elsewhere(slot) else state
+                state = states.from_owner(slot, of_rank) if of_rank.is_elsewhere(slot) else state
             elif state is not None:
-                state = whole_state(state, slot, partial(_as_without_us, executor))
+                state = whole_state(
+                    state, slot, partial(_as_without_us, executor, partial(states.name_of, optimizer))
+                )
             if state is not None:
                 whole.append((optimizer, slot.parameter, state))
     # Nobody may replace a piece before everybody has read it.

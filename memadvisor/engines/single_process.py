@@ -30,6 +30,7 @@ from memadvisor.engines.dealing import Batch, deal, num_rounds, rounds_of
 from memadvisor.engines.script.undo import Undo
 from memadvisor.engines.sharding.gradient_hooks import check_outside
 from memadvisor.errors import PlanError
+from memadvisor.in_making import is_in_making
 from memadvisor.never_compiled import called_by_python
 
 Note = Callable[[str, str], None]
@@ -118,7 +119,8 @@ class SingleProcess:
             return
         if torch._C._is_tracing():  # by torch.jit.trace, for a drawing of the model
             return
-        if self._depth == 1 and id(module) not in self._wrappers and self._is_trained(module):
+        is_new = self._depth == 1 and id(module) not in self._wrappers and self._is_trained(module)
+        if is_new and not is_in_making(module):
             self._wrap(module)
         wrapper: Any = self._wrappers.get(id(module))
         if wrapper is not None and not any(number == id(module) for number, _ in self._passes):

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
 from memadvisor.engines import single_process
@@ -45,7 +46,10 @@ class under:
 
 def model_and_optimizer():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    # A parametrized weight is called where it is made and looked at, and is no model of its own.
+    last = weight_norm(nn.Linear(8, 4))
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), last)
+    assert last.weight.requires_grad
     return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 

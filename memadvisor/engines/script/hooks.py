@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from memadvisor.cuda_graphs import is_capturing
@@ -22,6 +22,10 @@ from memadvisor.own_hooks import unseen_by_checkpoints
 
 _COMPILED = "This plan cannot be applied to a model compiled by torch.compile."
 _NOT_COMPILED = "run without torch.compile, or use --zero 0 to 2 without recomputation."
+_TRACED = (
+    "The script draws a model by torch.jit.trace, whose parameters ZeRO stage 3 has not there between uses."
+)
+_NOT_TRACED = "use --zero 2, draw it before DistributedDataParallel has it, or draw a copy (copy.deepcopy)."
 CAPTURED = "This plan cannot be applied to a model that the script captures into a CUDA graph."
 NOT_CAPTURED = "run without the graph, or without a plan."
 
@@ -65,8 +69,11 @@ class Hooks:
         self.listen_to_modules()
         undo.add(unseen_by_checkpoints())  # the saved-tensor hooks of whom these hooks tell
         undo.add(self.leave_modules)
-        undo.add(register_optimizer_step_pre_hook(called_by_python(steps.before_step)).remove)
-        undo.add(register_optimizer_step_post_hook(called_by_python(self._after_step)).remove)
+        self._around_steps: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[RemovableHandle, ...]] = (
+            weakref.WeakKeyDictionary()
+        )
+        undo.add(register_optimizer_step_pre_hook(called_by_python(self._come_innermost)).remove)
+        undo.add(self._leave_steps)
         self._wrap_backward(undo)
 
     @property
@@ -120,6 +127,9 @@ class Hooks:
             observer is None and torch._C._is_tracing()
         ):  # what is asked of tensors would be in torch.jit.trace's graph
             return
+        if observer is not None and observer.needs_units and torch._C._is_tracing():
+            # What it makes would read memory that is no longer there.
+            raise PlanError(_TRACED, hint=_NOT_TRACED)
         if observer is not None and is_capturing():  # replayed, it would use memory that is no longer its
             raise PlanError(CAPTURED, hint=NOT_CAPTURED)
         self._calls += 1
@@ -140,6 +150,27 @@ class Hooks:
         self._calls = max(0, self._calls - 1)
         if observer is not None:
             observer.leave_module(module, output)
+
+    def _come_innermost(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Torch calls hooks on an optimizer itself behind global ones before a step, and sooner after it: ours are the last
+        and the first of them, so that the script's own find parameters, gradients and state as they are without us."""
+        handles = self._around_steps.get(optimizer, ())
+        before: Any = optimizer._optimizer_step_pre_hooks  # ordered, which torch does not say
+        after: Any = optimizer._optimizer_step_post_hooks
+        if not handles or handles[0].id not in before or handles[1].id not in after:  # or it was loaded since
+            handles = self._around_steps[optimizer] = (
+                torch.optim.Optimizer.register_step_pre_hook(
+                    optimizer, called_by_python(self._steps.before_step)
+                ),
+                torch.optim.Optimizer.register_step_post_hook(optimizer, called_by_python(self._after_step)),
+            )
+        before.move_to_end(handles[0].id)
+        after.move_to_end(handles[1].id, last=False)
+
+    def _leave_steps(self) -> None:
+        for handles in list(self._around_steps.values()):
+            for handle in handles:
+                handle.remove()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._steps.after_step(optimizer)

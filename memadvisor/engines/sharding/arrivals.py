@@ -35,17 +35,24 @@ class ArrivingParameter(torch.nn.Parameter):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not needs_no_values(func):
-            leaves: list[Any] = tree_leaves((args, kwargs))
-            for value in leaves:
-                if type(value) is ArrivingParameter:
-                    settle(_flats[id(value)])
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **kwargs)
+        if needs_no_values(func):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        wait_for(args, kwargs)
+        # By the classes of others, of stage 3 or a state dict, whose values are not here.
+        return func(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         settle(_flats[id(self)])
         return torch.nn.Parameter.__deepcopy__(self, memo)  # type: ignore[no-untyped-call]
+
+
+def wait_for(*values: Any) -> None:
+    """For parameters among these that are on their way: they are plain ones then."""
+    leaves: list[Any] = tree_leaves(values)
+    for value in leaves:
+        if type(value) is ArrivingParameter:
+            settle(_flats[id(value)])
 
 
 class Arrivals:

@@ -12,7 +12,7 @@ threads (service.py), so that nobody has to take part who does not know of it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -123,7 +123,7 @@ class Executor:
     def enter_module(self, module: torch.nn.Module) -> None:
         if id(module) in self.tops and not self._hooks.in_backward:
             self._pass_begins()
-        names = self._uses.get(id(module), ())
+        names = self._units_of(module)
         is_lent = self._is_lent(names)
         for name in names:
             unit = self.units[name]
@@ -137,7 +137,7 @@ class Executor:
                 self._play(Point.BEFORE_FORWARD, unit)
 
     def leave_module(self, module: torch.nn.Module, output: Any) -> None:
-        names = self._uses.get(id(module), ())
+        names = self._units_of(module)
         for name in reversed(names):
             unit = self.units[name]
             if unit.stage != 3 or unit.depth == 0:
@@ -153,6 +153,14 @@ class Executor:
                 self._play(Point.AFTER_FORWARD, unit)
         if id(module) in self.tops and not self._hooks.in_backward:
             self._pass_ends()
+
+    def _units_of(self, module: torch.nn.Module) -> Sequence[str]:
+        """Units of which a call of the module is one. Where torch.func transforms it no unit of stage 3 is brought in or freed:
+        its functions have tensors of their own in the place of parameters, and what reads one itself is lent it."""
+        names = self._uses.get(id(module), ())
+        if names and torch._C._functorch.peek_interpreter_stack() is not None:
+            return [name for name in names if self.units[name].stage < 3]
+        return names
 
     def _is_lent(self, names: Collection[str]) -> bool:
         """Whether a module that needs these units is called by another unit, which holds it too: not by one around them."""
@@ -193,8 +201,8 @@ class Executor:
         """Release every unit of stage 3; without `kept`, those alone that this rank may release by itself."""
         for unit in self.units.values():
             if unit.stage == 3 and (kept or not unit.is_kept):
-                unit.is_kept = False
                 self._release_unit(unit)
+                unit.is_kept = False
                 if kept:
                     unit.drop_second()
 
@@ -296,10 +304,11 @@ class Executor:
     def _release_unit(self, unit: UnitState, *, leaves_second: bool = False) -> None:
         if unit.depth == 0 or self._hooks.in_backward:
             unit.in_backward = False
+            may_be_written = unit.is_kept or _has_hooks(unit.live.module)
             for flat in unit.flats:
                 if leaves_second:
                     self.sharded.transfers.keep_second(flat)
-                release(flat, self.lates)
+                release(flat, self.lates, may_be_written=may_be_written)
 
     # ---- the optimizer step ------------------------------------------------------------------
 
@@ -336,3 +345,11 @@ class Executor:
 
     def labelled_tensors(self) -> Iterator[Labelled]:
         return ((tensor, category, flat.unit) for flat in self.flats for tensor, category in flat.tensors())
+
+
+def _has_hooks(module: torch.nn.Module) -> bool:
+    """Whether the script has any on its modules: what they do runs while parameters are here."""
+    return any(
+        each._forward_pre_hooks or each._forward_hooks or each._backward_pre_hooks or each._backward_hooks
+        for each in module.modules()
+    )

@@ -254,7 +254,16 @@ class Flat:
         shard = self.shard
         if shard is None:
             raise AssertionError("a flat without a shard has nothing to gather")
+        if self.may_have_written_loan and self.loan is not None:
+            return self.own_slice(full).copy_(self.own_slice(self.loan))
         return shard if full.dtype == shard.dtype else self.own_slice(full).copy_(shard)
+
+    @property
+    def may_have_written_loan(self) -> bool:
+        """Whether the script may have written into `loan` past us (`p.data`), which is kept when all ranks have come as far."""
+        if self.loan is None or self.page is not None or self.gather_bits is not None:
+            return False
+        return self.is_loan_fixed or self.loan._version != self.loan_version
 
     @property
     def has_masters(self) -> bool:
@@ -270,6 +279,12 @@ class Flat:
         """Masters that are kept beside have changed: so does this rank's slice of the parameters."""
         if self.has_masters_beside and self.full is not None:
             self.own_part(self.full)
+
+    @property
+    def is_cheap_to_keep(self) -> bool:
+        """Whether to take over what is in `full` is a copy of this rank's slice, which changes nothing where nothing was
+        written."""
+        return self.page is None and not self.is_rounded and not self.has_masters
 
     def keep_written(self) -> None:
         """Take over what a module, or with masters beside the script, has written into `full`.

@@ -50,11 +50,13 @@ class Gathers:
             if flat.arriving is not None:
                 flat.arriving.wait()
                 flat.arriving = flat.second = None
+                self._loans.keep_sent(flat)
             else:
                 self._make_room(flat, flat.full)
                 if self.sharded.collective if collective is None else collective:
                     self.sharded.remember("gather", flat)
                     self.sharded.transfers.gather(flat)
+                    self._loans.keep_sent(flat)
                 else:
                     self._loans.fill(flat, flat.full, collective=False)
             for slot in flat.slots:

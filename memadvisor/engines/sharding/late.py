@@ -93,7 +93,8 @@ class LateTensor(torch.Tensor):
                     first._become_plain()
                 elif needs_no_values(func):
                     return func(*args, **kwargs)
-            return func(*tree_map(_plain, args), **tree_map(_plain, kwargs))
+            args, kwargs = tree_map(_plain, args), tree_map(_plain, kwargs)
+        return func(*args, **kwargs)  # by the classes of others, parameters of stage 3 among them
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch types its `func` and `types` loosely

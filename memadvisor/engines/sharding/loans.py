@@ -71,6 +71,12 @@ class Loans:
         slot.flat.second = None  # it has the old values
         self._sharded.num_writes += 1
 
+    def keep_sent(self, flat: Flat) -> None:
+        """Each rank has sent what it has of a flat, and so is past what others may still have read: what was written into the
+        loan past us went along, and is kept."""
+        if flat.may_have_written_loan:
+            self._keep(flat)
+
     def end(self) -> None:
         """Take loans back, with what was written past us (`p.data`); only after a meeting of all ranks."""
         for flat in self._sharded.flats:

@@ -71,6 +71,7 @@ class Reductions:
         self._order_known = False
         self._sync = True  # whether the backward to come ends in a reduction (no_sync, local SGD)
         self._through_ddp = True
+        self._awaits_backward = False  # of a forward through DDP
         self._is_averaged = True  # as DDP was to do with the gradients that came last
         self._has_warned = False
         self._missing: list[str] = []
@@ -84,7 +85,11 @@ class Reductions:
     # ---- around a backward -------------------------------------------------------------------
 
     def expect(self, through_ddp: bool, require_sync: bool) -> None:
-        """A forward with gradients begins; what it says holds for the backwards that follow."""
+        """A forward with gradients begins; what it says holds for the backwards that follow. One past DDP, between a forward
+        through it and its backward, changes nothing of what DDP does there."""
+        if self._awaits_backward and not through_ddp:
+            return
+        self._awaits_backward = through_ddp
         self._sync = self.local_steps.expect(through_ddp, through_ddp and require_sync)
         self._through_ddp = through_ddp
         if self._sync and self._missing:
@@ -123,6 +128,7 @@ class Reductions:
     def end(self, failed: bool) -> bool:
         """Whether this backward was one of this model's."""
         if self._backward.touched and not failed:
+            self._awaits_backward = False
             self._finish()
             self.local_steps.backward_ends()
             self._early.update_reduced()

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from memadvisor.engines.sharding.arrivals import wait_for
 from memadvisor.engines.sharding.flat import Flat, Slot
 from memadvisor.engines.sharding.sources import Lates, in_state_dict
 from memadvisor.engines.sharding.tensor_functions import is_writing, name_of, needs_no_values
@@ -31,6 +32,12 @@ _OF_DTYPE: dict[str, Callable[[torch.Tensor, torch.dtype], Any]] = {
 
 # What reaches the memory without a trace: an address, or a tensor whose writes are not counted.
 _UNSEEN = {"data", "data_ptr", "__cuda_array_interface__"}
+
+# How scripts come by the node that adds to its gradient: `p.view_as(p).grad_fn.next_functions[0][0]`.
+_SAME = {"view_as", "expand_as"}
+
+# What shows it as it is: a parameter, and not what was made of one.
+_PRINTING = {"__repr__", "__format__"}
 
 _slots: weakref.WeakValueDictionary[int, Slot] = weakref.WeakValueDictionary()
 _lates: weakref.WeakValueDictionary[int, Lates] = weakref.WeakValueDictionary()
@@ -49,12 +56,17 @@ class ReleasedParameter(torch.nn.Parameter):
                 "The script asks torch.autograd.grad for gradients by parameters, which ZeRO stage 3 has not there then.",
                 hint="use --zero 2.",
             )
+        if func is torch.autograd.backward:  # `inputs` of it: where gradients go, and not what of
+            return func(*tree_map(_edge, args), **tree_map(_edge, kwargs))
         with torch._C.DisableTorchFunctionSubclass():
+            if name_of(func) in _SAME and len(args) == 2 and args[0] is args[1]:
+                return _borrow(args[0])
             tell = _OF_DTYPE.get(name_of(func))
             if tell is not None and type(args[0]) is ReleasedParameter:
                 return tell(args[0], _seen_dtype(args[0]))
             if needs_no_values(func):
                 return func(*args, **kwargs)
+            wait_for(args, kwargs)
             of_late = in_state_dict() and name_of(func) == "detach"
             if of_late and type(args[0]) is ReleasedParameter:
                 slot, lates = _owner(args[0])
@@ -71,7 +83,7 @@ class ReleasedParameter(torch.nn.Parameter):
             else:
                 if name_of(func) in _UNSEEN and type(args[0]) is ReleasedParameter:
                     _owner(args[0])[0].flat.is_loan_fixed = True
-                borrow = partial(_borrow, writes=writes)
+                borrow = _printed if name_of(func) in _PRINTING else partial(_borrow, writes=writes)
                 result = func(*tree_map(borrow, args), **tree_map(borrow, kwargs))
             if not writes:
                 return result
@@ -89,12 +101,30 @@ class ReleasedParameter(torch.nn.Parameter):
         return whole.__reduce_ex__(protocol)
 
 
+def _edge(value: Any) -> Any:
+    if type(value) is not ReleasedParameter:
+        return value
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.autograd.graph.get_gradient_edge(value)
+
+
+def _printed(value: Any) -> Any:
+    if type(value) is not ReleasedParameter:
+        return value
+    return torch.nn.Parameter(_lent(value).detach().to(_seen_dtype(value)), value.requires_grad)
+
+
 class _Borrow(torch.autograd.Function):
     """Full values of a released parameter, differentiable with respect to the parameter."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, parameter: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def forward(parameter: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         return values.view_as(values)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -134,14 +164,37 @@ def show_values(slot: Slot, values: torch.Tensor) -> None:
     slot.version = parameter._version
 
 
-def release(flat: Flat, lates: Lates) -> None:
-    """Free a flat's full parameters, and keep what a module has written into them."""
+def release(flat: Flat, lates: Lates, *, may_be_written: bool = False) -> None:
+    """Free a flat's full parameters, and keep what a module has written into them. may_be_written: by code of the script's
+    too, which may have done it through `p.data`, and that shows in no version."""
     if flat.full is not None and flat.present:
-        if any(slot.is_written for slot in flat.slots):
+        are_replaced = _take_replaced(flat)
+        may_be_written = may_be_written and flat.is_cheap_to_keep
+        if are_replaced or may_be_written or any(slot.is_written for slot in flat.slots):
             flat.keep_written()
         for slot in flat.slots:
             hide(slot, lates)
         flat.full.untyped_storage().resize_(0)
+
+
+def _take_replaced(flat: Flat) -> bool:
+    """Copy into `full` what the script has given parameters in place of their views of it (`p.data = ...`), as a module's
+    hook may; whether there is any."""
+    found = [
+        (slot, shown)
+        for slot in flat.slots
+        if (shown := slot.shown) is not None and slot.parameter.data_ptr() != shown.data_ptr()
+    ]
+    for slot, shown in found:
+        if slot.parameter.shape != slot.shape:
+            raise PlanError(
+                f"Since the script has assigned its data, {slot.name!r} is {tuple(slot.parameter.shape)} now, and was "
+                f"{tuple(slot.shape)}, which a plan of ZeRO stage 3 cannot follow.",
+                hint="copy the values into the parameter instead (p.data.copy_), or run without stages.",
+            )
+        with torch.no_grad():
+            shown.copy_(slot.parameter)
+    return bool(found)
 
 
 def _owner(parameter: torch.Tensor) -> tuple[Slot, Lates]:
@@ -153,7 +206,9 @@ def _owner(parameter: torch.Tensor) -> tuple[Slot, Lates]:
 
 def _lent(parameter: torch.Tensor) -> torch.Tensor:
     slot, lates = _owner(parameter)
-    return lates.loans.lend(slot)
+    # Else what is written into the loan would be part of the script's transform.
+    with torch._C._DisableFuncTorch():
+        return lates.loans.lend(slot)
 
 
 def _given(parameter: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

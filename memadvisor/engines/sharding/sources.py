@@ -112,7 +112,9 @@ class ShardSource:
 
     def is_live(self, slot: Slot, key: str) -> bool:
         """Whether this is what a parameter has now, or its optimizer keeps for it now."""
-        return self.slot is slot and self.key == key and self.kept is None
+        # Of whichever optimizer.
+        is_its = self.key == key or (bool(key) and self.key.partition(":")[2] == key)
+        return self.slot is slot and is_its and self.kept is None
 
     def values(self) -> torch.Tensor:
         """Whole values, in the parameter's shape; the memory may be lent."""

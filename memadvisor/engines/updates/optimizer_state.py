@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import itertools
+import weakref
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -42,15 +44,20 @@ class OptimizerStates:
         self,
         slot_of: FindSlot,
         executor_of: Callable[[Flat], Executor],
-        optimizers: Iterable[torch.optim.Optimizer],
         owners: Mapping[torch.optim.Optimizer, Owners],
         meet: Callable[[torch.optim.Optimizer], None],
     ) -> None:
         self._slot_of = slot_of
         self._executor_of = executor_of
-        self._optimizers = optimizers
         self._owners = owners
         self._meet = meet
+        self._numbers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+        self._next = itertools.count()
+
+    def tell_apart(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is met, by all ranks in one order: others may have, or have had, the same parameters."""
+        if optimizer not in self._numbers:
+            self._numbers[optimizer] = next(self._next)
 
     def patch(self, undo: Undo) -> None:
         base = torch.optim.Optimizer
@@ -89,13 +96,20 @@ class OptimizerStates:
                 state = result["state"][number]
                 if slot.flat.has_masters and slot.flat.shard is not None and isinstance(state, dict):
                     state = {**state, MASTER: slot.piece(slot.flat.shard)}
-                result["state"][number] = whole_state(state, slot, self._late)
+                result["state"][number] = whole_state(state, slot, partial(self._late, optimizer))
         return result
 
-    def _late(self, slot: Slot, key: str, own: torch.Tensor) -> torch.Tensor:
+    def _late(
+        self, optimizer: torch.optim.Optimizer, slot: Slot, key: str, own: torch.Tensor
+    ) -> torch.Tensor:
+        name = self.name_of(optimizer, key)
         return (
-            self._executor_of(slot.flat).lates.tensor(slot, key, own.dtype) if slot.end > slot.start else own
+            self._executor_of(slot.flat).lates.tensor(slot, name, own.dtype) if slot.end > slot.start else own
         )
+
+    def name_of(self, optimizer: torch.optim.Optimizer, key: str) -> str:
+        """What ranks ask each other for, where they want a state of this optimizer's."""
+        return key if key == MASTER else f"{self._numbers[optimizer]}:{key}"
 
     def _own(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         if any(self._slot_of(parameter) is not None for parameter in parameters_of(optimizer)):
@@ -154,14 +168,15 @@ class OptimizerStates:
 
     # ---- between ranks -----------------------------------------------------------------------
 
-    def state_of(self, slot: Slot, key: str) -> torch.Tensor | None:
-        """This rank's piece of a state."""
-        if key == MASTER:
+    def state_of(self, slot: Slot, name: str) -> torch.Tensor | None:
+        """This rank's piece of a state, by what `name_of` calls it."""
+        if name == MASTER:
             return None if slot.flat.shard is None else piece_of_masters(slot)
-        for optimizer in list(self._optimizers):
-            value = optimizer.state.get(slot.parameter, {}).get(key)
-            if isinstance(value, torch.Tensor):
-                return value
+        number, _, key = name.partition(":")
+        for optimizer, found in list(self._numbers.items()):
+            if str(found) == number:
+                value = optimizer.state.get(slot.parameter, {}).get(key)
+                return value if isinstance(value, torch.Tensor) else None
         return None
 
     def owned_state(self, slot: Slot, number: int) -> torch.Tensor:

@@ -89,7 +89,6 @@ class StateOffload:
             weakref.WeakKeyDictionary()
         )
         self._refused: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._hooks: weakref.WeakKeyDictionary[Optimizer, Any] = weakref.WeakKeyDictionary()
         self._undo = undo
         self._by_unit = UpdatesByUnit(slot_of, label, note, updated)
 
@@ -165,23 +164,10 @@ class StateOffload:
 
     # ---- the step ----------------------------------------------------------------------------
 
-    def before_step(self, optimizer: Optimizer, then: Callable[[Swap], None]) -> None:
-        """Update what goes unit by unit when the script's own hooks have run; `then` gets what the groups hold after that.
+    def update(self, optimizer: Optimizer) -> Swap:
+        """Update what goes unit by unit, when the script's own hooks have run; gives what the groups hold after that.
 
         That is what is put away, what is cast (cast_updates.py), and what a plan has updated so (updates_by_unit.py)."""
-
-        def last_hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            then(self._update(optimizer))
-
-        self.after_step(optimizer)
-        self._hooks[optimizer] = optimizer.register_step_pre_hook(last_hook)
-
-    def after_step(self, optimizer: Optimizer) -> None:
-        hook = self._hooks.pop(optimizer, None)
-        if hook is not None:
-            hook.remove()
-
-    def _update(self, optimizer: Optimizer) -> Swap:
         updated: set[int] = set()
         for number, model in enumerate(self._models):
             members = model.members(optimizer)
@@ -277,8 +263,6 @@ class StateOffload:
         """The engine is taken off: all state is in memory again. What cannot be read stays late, and fails when read."""
         self.settle()
         lost: OSError | None = None
-        for optimizer in list(self._hooks):
-            self.after_step(optimizer)
         for optimizer in list(self._kept):
             for state in optimizer.state.values():
                 for key, value in state.items() if isinstance(state, dict) else ():
