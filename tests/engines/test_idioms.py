@@ -142,6 +142,25 @@ class HooksOnModules(Idiom):
         script.model.blocks[1].down.register_forward_pre_hook(normalize)
 
 
+class WrittenAhead(Idiom):
+    """As a momentum encoder: a block's weights are changed while the block before it runs, and are gathered already."""
+
+    def begin(self, script):
+        before, behind = script.model.blocks[1:3]
+
+        def change(module, args):
+            with torch.no_grad():
+                for parameter in behind.parameters():
+                    if script.step % 3 == 0:
+                        parameter.data = parameter.data * 0.9
+                    elif script.step % 3 == 1:
+                        parameter.data.mul_(0.9)
+                    else:
+                        parameter.mul_(0.9)
+
+        before.register_forward_pre_hook(change)
+
+
 class AnotherOptimizer(Idiom):
     """One takes the place of another of its class, which the script still has."""
 
@@ -198,6 +217,7 @@ IDIOMS: dict[type[Idiom], tuple[int, ...]] = {
     Transformed: (1, 3),
     HooksOnSteps: (1, 2, 3),
     HooksOnModules: (2, 3),
+    WrittenAhead: (1, 3),
     AnotherOptimizer: (1, 2, 3),
     HeldMemory: (1, 2, 3),
     BetweenUnits: (1, 3),

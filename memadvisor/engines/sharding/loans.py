@@ -68,7 +68,7 @@ class Loans:
         self._keep(slot.flat)
         if slot.flat.loan is not None:
             self.followers.follow(slot, slot.view(slot.flat.loan))
-        slot.flat.second = None  # it has the old values
+        self._renew(slot.flat)
         self._sharded.num_writes += 1
 
     def keep_sent(self, flat: Flat) -> None:
@@ -76,6 +76,17 @@ class Loans:
         loan past us went along, and is kept."""
         if flat.may_have_written_loan:
             self._keep(flat)
+            self._renew(flat)
+
+    def _renew(self, flat: Flat) -> None:
+        """What has been gathered of a flat, or is on its way, has the values from before the script wrote into the loan."""
+        flat.second = None
+        if flat.full is None or flat.loan is None or flat.full.untyped_storage().nbytes() == 0:
+            return
+        if flat.arriving is not None:
+            flat.arriving.wait()
+        with torch.no_grad():
+            flat.full.copy_(flat.loan)
 
     def end(self) -> None:
         """Take loans back, with what was written past us (`p.data`); only after a meeting of all ranks."""
