@@ -13,6 +13,7 @@ from memadvisor.capture.askers import Askers, is_all_of
 from memadvisor.capture.loose_parameters import LooseParameters
 from memadvisor.capture.module_info import ModuleInfo, module_infos, new_prefix, parameter_row, unnamed_info
 from memadvisor.capture.owners import frozen_owner, parts_beside, trained_owner
+from memadvisor.capture.pipeline_stages import pipeline_stages
 from memadvisor.capture.position import Position
 from memadvisor.capture.script_shards import shard_groups
 from memadvisor.capture.tensor_parallel import num_data_dims, own_shape, tensor_parallel
@@ -178,8 +179,10 @@ class Models:
         self.plain.update(key for key, info in self._infos.items() if info.is_plain)
         if seen is None or keeps_names or is_running:  # of a trace, or of calls that have yet to return
             return
+        # Of a pipeline's stage those are its micro-batches.
+        staged = {stage.model for stage in pipeline_stages(self.roots())}
         for prefix, reference in [*self._roots]:
-            root = reference()
+            root = None if prefix in staged else reference()
             looped = looped_blocks(self._kinds[prefix], seen.end())
             if root is not None and looped and not _holds_shard_groups(root, prefix, looped):
                 self._looped |= looped

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from memadvisor.cuda_graphs import is_capturing
@@ -69,10 +69,11 @@ class Hooks:
         self.listen_to_modules()
         undo.add(unseen_by_checkpoints())  # the saved-tensor hooks of whom these hooks tell
         undo.add(self.leave_modules)
-        self._around_steps: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[RemovableHandle, ...]] = (
+        self._around_steps: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[str, RemovableHandle]] = (
             weakref.WeakKeyDictionary()
         )
         undo.add(register_optimizer_step_pre_hook(called_by_python(self._come_innermost)).remove)
+        undo.add(register_optimizer_step_post_hook(called_by_python(self._after_step)).remove)
         undo.add(self._leave_steps)
         self._wrap_backward(undo)
 
@@ -152,24 +153,25 @@ class Hooks:
             observer.leave_module(module, output)
 
     def _come_innermost(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Torch calls hooks on an optimizer itself behind global ones before a step, and sooner after it: ours are the last
-        and the first of them, so that the script's own find parameters, gradients and state as they are without us."""
-        handles = self._around_steps.get(optimizer, ())
+        """Torch calls hooks on an optimizer itself behind global ones before a step, and sooner after it: ours is the last of
+        them, and where the script has some of its own the first of them too, which find parameters, gradients and state as
+        they are without us. Else it is global, behind the recorder's: what is brought then is the next step's."""
         before: Any = optimizer._optimizer_step_pre_hooks  # ordered, which torch does not say
         after: Any = optimizer._optimizer_step_post_hooks
-        if not handles or handles[0].id not in before or handles[1].id not in after:  # or it was loaded since
-            handles = self._around_steps[optimizer] = (
-                torch.optim.Optimizer.register_step_pre_hook(
-                    optimizer, called_by_python(self._steps.before_step)
-                ),
-                torch.optim.Optimizer.register_step_post_hook(optimizer, called_by_python(self._after_step)),
-            )
-        before.move_to_end(handles[0].id)
-        after.move_to_end(handles[1].id, last=False)
+        own = self._around_steps.setdefault(optimizer, {})
+        if "before" not in own or own["before"].id not in before:  # or it was loaded since
+            hook = called_by_python(self._steps.before_step)
+            own["before"] = torch.optim.Optimizer.register_step_pre_hook(optimizer, hook)
+        before.move_to_end(own["before"].id)
+        if "after" not in own and after:
+            hook = called_by_python(self._after_step)
+            own["after"] = torch.optim.Optimizer.register_step_post_hook(optimizer, hook)
+        if "after" in own and own["after"].id in after:
+            after.move_to_end(own["after"].id, last=False)
 
     def _leave_steps(self) -> None:
         for handles in list(self._around_steps.values()):
-            for handle in handles:
+            for handle in handles.values():
                 handle.remove()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
