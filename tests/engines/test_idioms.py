@@ -161,6 +161,34 @@ class WrittenAhead(Idiom):
         before.register_forward_pre_hook(change)
 
 
+class SwappedIn(Idiom):
+    """An average takes the weights' place for an evaluation and gives it back, by `p.data`; so may the middle of a step."""
+
+    def begin(self, script):
+        self.average = [parameter.data.clone() for parameter in script.parameters]
+
+    def after(self, script):
+        for own, parameter in zip(self.average, script.parameters, strict=True):
+            own.mul_(0.9).add_(parameter.data, alpha=0.1)
+        self._evaluate(script)
+
+    def between(self, script):
+        if script.step % 2:
+            self._evaluate(script)
+
+    def _evaluate(self, script):
+        backup = []
+        for own, parameter in zip(self.average, script.parameters, strict=True):
+            backup.append(parameter.data)
+            parameter.data = own
+        script.model.eval()
+        with torch.no_grad():
+            script.say(script.model(script.words[:2]), *script.parameters)
+        script.model.train()
+        for kept, parameter in zip(backup, script.parameters, strict=True):
+            parameter.data = kept
+
+
 class AnotherOptimizer(Idiom):
     """One takes the place of another of its class, which the script still has."""
 
@@ -218,6 +246,7 @@ IDIOMS: dict[type[Idiom], tuple[int, ...]] = {
     HooksOnSteps: (1, 2, 3),
     HooksOnModules: (2, 3),
     WrittenAhead: (1, 3),
+    SwappedIn: (1, 2, 3),
     AnotherOptimizer: (1, 2, 3),
     HeldMemory: (1, 2, 3),
     BetweenUnits: (1, 3),

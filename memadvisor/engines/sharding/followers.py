@@ -69,17 +69,22 @@ class Followers:
             flat.second = None  # it has the old values
             each.seen = found
 
+    def memory_of(self, slot: Slot) -> torch.Tensor | None:
+        """What the script is lent, where it has memory of the parameter already; the same by all accounts."""
+        return next((each.theirs for each in reversed(self._all) if each.slot is slot), None)
+
     def overlay(self, slot: Slot, values: torch.Tensor) -> None:
-        """Whoever is lent the parameter finds what was written since all ranks met."""
-        for each in self._all:
-            if each.slot is slot:
-                values.copy_(each.theirs)
+        """Give `values` what was written since all ranks met."""
+        theirs = self.memory_of(slot)
+        if theirs is not None:
+            values.copy_(theirs)
 
     def follow(self, slot: Slot, values: torch.Tensor) -> None:
-        """The script has written these values into the parameter itself."""
+        """These are the parameter's values now: it has been written into."""
         for each in self._all:
             if each.slot is slot:
-                each.theirs.copy_(values)
+                if each.theirs.data_ptr() != values.data_ptr():
+                    each.theirs.copy_(values)
                 each.seen = slot.own_elements(each.theirs)
 
     def fill(self, values_of: Callable[[Slot], torch.Tensor]) -> None:

@@ -37,6 +37,26 @@ class Loans:
                 self.followers.overlay(other, other.view(slot.flat.loan))
         return lent
 
+    def give(self, slot: Slot, values: torch.Tensor) -> None:
+        """`parameter.data = values`: from now on that memory is the parameter's. What the script has had of the unit before
+        follows its other parameters, and is the script's own in the place of this one, as the copy that a restored average
+        leaves behind."""
+        flat = slot.flat
+        self.lend(slot)
+        self.followers.drop(slot)
+        with torch.no_grad():
+            if flat.loan is not None and is_held(flat.loan):
+                before, flat.loan = flat.loan, flat.loan.clone()
+                self._sharded.label(flat.loan, "parameter", flat.unit)
+                flat.loan_version, flat.is_loan_fixed = flat.loan._version, False
+                for other in flat.slots:
+                    if other is not slot and self.followers.memory_of(other) is None:
+                        self.followers.add(other, other.view(before))
+            if flat.loan is None:
+                raise AssertionError("what is lent is a loan")
+            slot.view(flat.loan).copy_(values)
+        self.followers.add(slot, values)
+
     def _lend(self, slot: Slot) -> torch.Tensor:
         flat = slot.flat
         self._early.read(flat)
@@ -65,9 +85,11 @@ class Loans:
 
     def keep_writes(self, slot: Slot) -> None:
         """The script has written into a lent parameter, as every rank does at this point."""
-        self._keep(slot.flat)
         if slot.flat.loan is not None:
-            self.followers.follow(slot, slot.view(slot.flat.loan))
+            with torch.no_grad():
+                self.followers.overlay(slot, slot.view(slot.flat.loan))
+                self.followers.follow(slot, slot.view(slot.flat.loan))
+        self._keep(slot.flat)
         self._renew(slot.flat)
         self._sharded.num_writes += 1
 

@@ -79,7 +79,9 @@ class ReleasedParameter(torch.nn.Parameter):
                     lates.sharded.num_writes += 1
                     return args[0]  # it is the parameter itself
             if getattr(func, "__name__", "") == "__set__":
-                result = _given(args[0], args[1])
+                result = None  # parameter.data = value
+                slot, lates = _owner(args[0])
+                lates.loans.give(slot, args[1])
             else:
                 if name_of(func) in _UNSEEN and type(args[0]) is ReleasedParameter:
                     _owner(args[0])[0].flat.is_loan_fixed = True
@@ -208,16 +210,9 @@ def _lent(parameter: torch.Tensor) -> torch.Tensor:
     slot, lates = _owner(parameter)
     # Else what is written into the loan would be part of the script's transform.
     with torch._C._DisableFuncTorch():
-        return lates.loans.lend(slot)
-
-
-def _given(parameter: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """`parameter.data = values`: from now on that memory is the parameter's."""
-    slot, lates = _owner(parameter)
-    lent = lates.loans.lend(slot).copy_(values)
-    lates.loans.followers.drop(slot)
-    lates.loans.followers.add(slot, values)
-    return lent
+        lent = lates.loans.lend(slot)
+        theirs = lates.loans.followers.memory_of(slot)
+    return lent if theirs is None else theirs
 
 
 def _seen_dtype(parameter: torch.Tensor) -> torch.dtype:
