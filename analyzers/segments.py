@@ -108,8 +108,7 @@ class RecordedStep:
         # What several ranks share, and an allocator's blocks, are not played for a derivative.
         has_derivatives = (num_ranks or rank.process.world_size) == 1 and rank.process.device == "cpu"
         rank = _as_asked(rank, has_derivatives, asked, workspaces_of)
-        wanted = asked.chunked_loss
-        chunked = None if wanted is None else required_chunked_step(rank, step, wanted)
+        chunked = required_chunked_step(rank, step, wanted) if (wanted := asked.chunked_loss) else None
         self.chunked_loss = None if chunked is None else chunked.chunked_loss
         self.chunked_units = frozenset[str]() if chunked is None else chunked.units
         rank = rank if chunked is None else chunked.without_scores()

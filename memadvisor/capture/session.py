@@ -85,11 +85,10 @@ def profile_script(
 ) -> None:
     """Run the script in this process and record it into `directory`.
 
-    With a `continuation`, ranks that the script starts by itself are recorded too, and a script that
-    executes itself anew goes on being recorded. `when_attached` is told of the recorder as soon as torch is there,
-    or of None where recording could not start, also in the ranks that are followed, to which it is pickled; `after`
-    runs once the script has ended, however it did, and is told whether it ended well. What the script raises is
-    raised, with a traceback of its own frames alone.
+    With a `continuation`, ranks that the script starts by itself are recorded too, and a script that executes itself anew
+    goes on being recorded. `when_attached` is told of the recorder as soon as torch is there, or of None where recording
+    could not start, also in the ranks that are followed, to which it is pickled; `after` runs once the script has ended,
+    however it did, and is told whether it ended well. What the script raises is raised, with its own frames alone.
     """
     recorders: list[Recorder] = []
     has_torch = False

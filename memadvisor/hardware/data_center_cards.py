@@ -36,10 +36,8 @@ L4 = f"NVIDIA L4 product page, https://www.nvidia.com/en-us/data-center/l4/; {_H
 L40S = "NVIDIA L40S data sheet, https://resources.nvidia.com/en-us-l40s/l40s-datasheet-28413"
 # Its sheet is 11 % above B200's, and its best products in bf16 4 % (1822 and 1745 TFLOP/s): so much less of what B200
 # reaches of its own.
-GB200_SHARE, GB200_PRODUCTS = (
-    0.56,
-    "ML Engineering, maximum achievable matmul FLOPS, https://github.com/stas00/ml-engineering, compute/accelerator/README.md",
-)
+GB200_SHARE = 0.56
+GB200_PRODUCTS = "ML Engineering, maximum achievable matmul FLOPS, https://github.com/stas00/ml-engineering, compute/accelerator/README.md"
 
 _A100_FLOPS = {"float16": 312e12, "bfloat16": 312e12, "tf32": 156e12, "float32": 19.5e12, "float64": 9.7e12}
 _H100_FLOPS = {

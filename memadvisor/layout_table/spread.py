@@ -21,16 +21,8 @@ from memadvisor.software_traits import Preset
 from memadvisor.zeropp_options import ZeroPP, zeropp_fields, zeropp_names
 
 # What is sharded, of words that say that alone.
-_SHARDS = {
-    "optim": 1,
-    "optimizer": 1,
-    "optimizerstates": 1,
-    "distopt": 1,
-    "full": 3,
-    "hybrid": 3,
-    "os": 1,
-    "pgos": 3,
-}
+_SHARDS = dict.fromkeys(("optim", "optimizer", "optimizerstates", "distopt", "os"), 1)
+_SHARDS |= dict.fromkeys(("full", "hybrid", "pgos"), 3)
 _TICKS = set(YES) - {"1", "1.0"}  # yes, and no number
 _NAMES_DEGREES = re.compile(r"(?<![a-z])(dp|tp|mp|pp|cp|ep|sp)(\s*[-=:_]?\s*\d|\b)", re.IGNORECASE)
 
@@ -46,16 +38,7 @@ def step_of(
     chunks, schedule = _schedule(cells, degrees, architecture, preset)
     sequence_parallel = _sequence_parallel(cells)
     zero_stage = _zero_stage(cells, preset)
-    shard = cells.whole("shard")
-    if (
-        degrees.context > 1 and shard == degrees.data * degrees.context
-    ):  # all, with those that share a sequence
-        shard = None
-    strategy = cells.text("strategy") or cells.text("zero_stage") or ""
-    if shard is None and re.match("hybrid|hsdp", plain_word(strategy)):
-        shard = _hybrid(
-            strategy, min(cells.whole("gpus_per_node") or cluster.per_node, degrees.data), degrees.data
-        )
+    shard = _shard(cells, degrees, cluster)
     kind = (cells.text("tp_kind") or "1d").strip().lower()
     imbalance = cells.number("expert_imbalance")
     on_host = [cells.flag(name) or False for name in ("offload_optimizer", "offload_parameters")]
@@ -102,6 +85,19 @@ def _hybrid(text: str, usual: int, replicas: int) -> int:
     """Ranks of a group that shares: the second number of `HSDP (2x4)`, as torch's mesh has them, where both make all replicas."""
     grid = re.search(r"(\d+)\s*[x*\u00d7,]\s*(\d+)", text)
     return int(grid[2]) if grid is not None and int(grid[1]) * int(grid[2]) == replicas else usual
+
+
+def _shard(cells: Cells, degrees: Degrees, cluster: Cluster) -> int | None:
+    """Among how many ranks, where a row says it."""
+    shard = cells.whole("shard")
+    if degrees.context > 1 and shard == degrees.data * degrees.context:
+        shard = None  # all, with those that share a sequence
+    strategy = cells.text("strategy") or cells.text("zero_stage") or ""
+    if shard is not None or not re.match("hybrid|hsdp", plain_word(strategy)):
+        return shard
+    return _hybrid(
+        strategy, min(cells.whole("gpus_per_node") or cluster.per_node, degrees.data), degrees.data
+    )
 
 
 def _batch(cells: Cells, degrees: Degrees, seq_len: int) -> tuple[int, int, bool]:
