@@ -122,9 +122,9 @@ class Comparison:
         if exposed.measured <= exposed.predicted or not has_most or not is_much:
             return None
         return (
-            f"Of the exposed communication {format_seconds(late_s)} went by waiting for a rank that came later, and "
-            f"{format_seconds(exposed.measured - late_s)} was messages; a prediction has ranks come together, but for what "
-            "`memadvisor calibrate` measured."
+            f"Of the exposed communication {format_seconds(late_s)} waited for a rank that came later, and "
+            f"{format_seconds(exposed.measured - late_s)} were messages; a prediction has ranks come together, but for what a "
+            "calibration has measured."
         )
 
     @property

@@ -252,7 +252,7 @@ def test_where_ranks_waited_for_each_other_the_exposed_communication_says_so():
     """An error of it of -90 % stood there alone, and messages took what they were predicted to."""
     found = compared_waits(0.03, 0.024)
 
-    assert "24.0 ms went by waiting for a rank that came later, and 6.00 ms was messages" in found.late_ranks
+    assert "24.0 ms waited for a rank that came later, and 6.00 ms were messages" in found.late_ranks
     assert found.late_ranks in found.remarks
 
 
