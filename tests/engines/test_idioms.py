@@ -306,6 +306,10 @@ def compared(rank: int, kind: type[Idiom], stages: tuple[int, ...]) -> dict[obje
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("kind", IDIOMS, ids=lambda kind: kind.__name__)
 def test_an_idiom_does_under_each_stage_what_it_does_under_ddp(kind):
+    if kind is NodesOfGradients and torch.__version__ < (2, 13):
+        pytest.skip(
+            "before torch 2.13 such a node of a lent parameter ends with its tensor, and torch says so"
+        )
     for same in run_ranks(compared, 2, kind, IDIOMS[kind], timeout_s=150):
         assert same and all(same.values())
 
