@@ -171,7 +171,8 @@ def comparison(
     reserved_bytes = max(
         (p.reserved_bytes for p in peaks if p is not None and p.reserved_bytes is not None), default=None
     )
-    traffic = next((seen for time, seen in zip(times, traffics, strict=False) if time is slowest), None)
+    known = [(time, traffic) for time, traffic in zip(times, traffics, strict=False) if time is not None]
+    seen = max(known, key=lambda pair: pair[0].median_s, default=None)
     needed_bytes = None if peak is None else peak.allocated_bytes
     if predicted.reserved_bytes is not None and reserved_bytes is not None:
         needed_bytes = reserved_bytes
@@ -195,15 +196,13 @@ def comparison(
         within_budget=None
         if needed_bytes is None or plan.budget_bytes is None
         else needed_bytes <= plan.budget_bytes,
-        components_s=_components(plan, predicted, times, traffics),
+        components_s={} if seen is None else _components(plan, predicted, *seen),
         rank_peak_bytes=_by_rank(plan, dict(zip(ranks, peaks, strict=False))),
         micro_batch_size=Compared(predicted=plan.micro_batch_size, measured=micro_batch_size),
         num_micro_batches=Compared(predicted=plan.grad_accum, measured=num_micro_batches),
         unsteady=None if slowest is None else slowest.unsteady,
         plain=plan.plain,
-        late_s=None
-        if slowest is None or traffic is None or traffic.late_fraction is None
-        else slowest.median_s * traffic.late_fraction,
+        late_s=None if seen is None else _late_s(*seen),
     )
 
 
@@ -218,17 +217,19 @@ def _by_rank(plan: Plan, peaks: Mapping[int, PeakBreakdown | None]) -> dict[int,
     return found
 
 
+def _late_s(slowest: StepTime, traffic: Communication | None) -> float | None:
+    if traffic is None or traffic.late_fraction is None:
+        return None
+    return slowest.median_s * traffic.late_fraction
+
+
 def _components(
-    plan: Plan,
-    predicted: Prediction,
-    times: Sequence[StepTime | None],
-    traffics: Sequence[Communication | None],
+    plan: Plan, predicted: Prediction, slowest: StepTime, traffic: Communication | None
 ) -> dict[str, Compared]:
-    known = [(time, traffic) for time, traffic in zip(times, traffics, strict=False) if time is not None]
-    if predicted.components_s is None or not known:
+    if predicted.components_s is None:
         return {}
-    slowest, has_parts = max(known, key=lambda pair: pair[0].median_s), bool(plan.parted_units)
-    measured = measured_components(*slowest, plan.recomputed_units, has_parts=has_parts)
+    has_parts = bool(plan.parted_units)
+    measured = measured_components(slowest, traffic, plan.recomputed_units, has_parts=has_parts)
     parts = comparable(predicted.components_s, has_parts=has_parts)
     return {
         name: Compared(predicted=parts.get(name), measured=seconds)

@@ -16,11 +16,11 @@ def measured_components(
 ) -> dict[str, float | None]:
     """Seconds of the median timed step by component, which sum to it.
 
-    optimizer: its phase, without the communication that is exposed in it. recomputation: second forwards of the units that the plan recomputes; those of the script's own
-    checkpoints were in the run that it was worked out from, and are predicted as compute; None where the plan has parts of
-    units run again, which nothing tells from the backward around them. exposed_communication: its
-    share of the traced step, in which alone collectives are seen; None where it was not recorded, and then it is in
-    compute. compute: the rest.
+    optimizer: its phase, without the communication that is exposed in it. recomputation: second forwards of the units that
+    the plan recomputes; those of the script's own checkpoints were in the run that it was worked out from, and are predicted
+    as compute; None where the plan has parts of units run again, which nothing tells from the backward around them.
+    exposed_communication: its share of the traced step, in which alone collectives are seen; None where it was not recorded,
+    and then it is in compute. compute: the rest.
     """
     exposed_s, optimizer_s = None, time.by_phase_s["optimizer"]
     if traffic is not None and traffic.exposed_fraction is not None:

@@ -8,7 +8,7 @@ from typing import Any
 from memadvisor.report.blocks import MEASURED, Block, Figure, Missing
 from memadvisor.report.difference_view import PairView
 from memadvisor.report.downsample import kept_indices, packed, packed_places
-from memadvisor.report.lanes import phase_lane
+from memadvisor.report.lanes import lane_axis, phase_lane
 from memadvisor.report.memory import stacked_areas
 from memadvisor.report.view import RankView
 from memadvisor.report.words import bytes_scale, seconds_scale
@@ -37,16 +37,7 @@ def memory_over_both(view: PairView) -> Block:
                 "title": {"text": unit},
                 "range": [0, 1.08 * highest_bytes(view) / factor],
             },
-            "yaxis2": {
-                "domain": [0.86, 1],
-                "range": [-0.5, 1.5],
-                "tickvals": [0, 1],
-                "ticktext": ["after", "before"],
-                "showgrid": False,
-                "zeroline": False,
-                "fixedrange": True,
-                "anchor": "x",
-            },
+            "yaxis2": lane_axis((0.86, 1), ("after", "before")) | {"anchor": "x"},
             "hovermode": "x unified",
             "barmode": "overlay",
             "uniformtext": {"minsize": 9, "mode": "hide"},

@@ -98,12 +98,13 @@ def _name(phase: str) -> str:
     return PHASE_NAMES.get(phase, phase)
 
 
-def lane_axis(domain: Sequence[float]) -> dict[str, Any]:
+def lane_axis(domain: Sequence[float], names: Sequence[str] = ("unit", "phase")) -> dict[str, Any]:
+    """`names`: of its two lanes, from below."""
     return {
         "domain": list(domain),
         "range": [-0.5, 1.5],
         "tickvals": [0, 1],
-        "ticktext": ["unit", "phase"],
+        "ticktext": list(names),
         "showgrid": False,
         "zeroline": False,
         "fixedrange": True,

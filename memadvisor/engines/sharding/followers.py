@@ -8,16 +8,13 @@ and what has been written into it meanwhile, told by this rank's own elements, i
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from memadvisor.engines.sharding.flat import Flat, Slot, with_written
-from memadvisor.engines.sharding.holders import num_holders_beside
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+from memadvisor.engines.sharding.holders import held_beside, is_plain
 
 
 @dataclass(slots=True, eq=False)
@@ -37,9 +34,8 @@ class Followers:
 
     def add(self, slot: Slot, theirs: torch.Tensor) -> None:
         """From now on this memory is the parameter's as well, with its values in it. A tensor that cannot be is none."""
-        is_plain = type(theirs) in _PLAIN and theirs.layout is torch.strided
         wanted = (slot.shape, slot.flat.script_dtype, slot.flat.device)
-        if is_plain and (theirs.shape, theirs.dtype, theirs.device) == wanted:
+        if is_plain(theirs) and (theirs.shape, theirs.dtype, theirs.device) == wanted:
             own = theirs.detach()
             self._all.append(_Follower(slot, own, slot.own_elements(own)))
 
@@ -95,9 +91,5 @@ class Followers:
             each.seen = each.slot.own_elements(each.theirs)
 
     def _sweep(self) -> None:
-        own = Counter(each.theirs.untyped_storage().data_ptr() for each in self._all)
-        self._all = [
-            each
-            for each in self._all
-            if num_holders_beside(each.theirs) >= own[each.theirs.untyped_storage().data_ptr()]
-        ]
+        held = held_beside(each.theirs for each in self._all)
+        self._all = [each for each in self._all if each.theirs.untyped_storage().data_ptr() in held]

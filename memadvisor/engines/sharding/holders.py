@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 import torch
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its values are in one storage of its own kind, whose holders tell who else has them."""
+    return type(tensor) in _PLAIN and tensor.layout is torch.strided
 
 
 def num_holders(tensor: torch.Tensor) -> int:
@@ -13,11 +23,14 @@ def num_holders(tensor: torch.Tensor) -> int:
 _ALONE = num_holders(torch.empty(1, device="cpu"))
 
 
-def num_holders_beside(tensor: torch.Tensor) -> int:
-    """How many there are beside this one."""
-    return num_holders(tensor) - _ALONE
-
-
 def is_held(tensor: torch.Tensor) -> bool:
     """Whether the script or a graph of autograd has another tensor, a storage or an array of its memory."""
-    return num_holders_beside(tensor) > 0
+    return num_holders(tensor) > _ALONE
+
+
+def held_beside(own: Iterable[torch.Tensor]) -> frozenset[int]:
+    """Addresses of the storages of these, each given once, that somebody has other tensors of."""
+    own = list(own)
+    numbers = Counter(each.untyped_storage().data_ptr() for each in own)
+    held = {each.untyped_storage().data_ptr(): num_holders(each) - _ALONE + 1 for each in own}
+    return frozenset(address for address, number in held.items() if number > numbers[address])

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Container
 
 import torch
 
 from memadvisor.engines.sharding.flat import Flat
 from memadvisor.engines.sharding.gradients import GradientShards, ShardedGradient
-from memadvisor.engines.sharding.holders import num_holders, num_holders_beside
+from memadvisor.engines.sharding.holders import held_beside, is_plain, num_holders
 from memadvisor.engines.sharding.paged_flats import Page
 from memadvisor.engines.sharding.parcels import in_storage_order
 from memadvisor.engines.sharding.released import hide, release
 from memadvisor.engines.sharding.sharded_model import ShardedModel
 from memadvisor.engines.sharding.sources import Lates
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def move_parameters(sharded: ShardedModel, lates: Lates, shards: GradientShards) -> None:
@@ -78,16 +75,11 @@ def _held(sharded: ShardedModel) -> frozenset[int]:
     """Parameters, by identity, whose memory the script has other tensors of (`p.data`, what it has loaded by `assign`): in
     stages 1 and 2 such a parameter stays there, as one that is put elsewhere later (replaced.py); in stage 3 it follows."""
     root = sharded.live.root
-    plain = [
-        each
-        for each in {*root.parameters(), *root.buffers()}
-        if each.layout is torch.strided and type(each) in _PLAIN
-    ]
-    own = Counter(each.untyped_storage().data_ptr() for each in plain)
+    held = held_beside(each for each in {*root.parameters(), *root.buffers()} if is_plain(each))
     return frozenset(
         id(slot.parameter)
         for flat in sharded.flats
         if flat.stage > 0
         for slot in flat.slots
-        if num_holders_beside(slot.parameter) >= own[slot.parameter.untyped_storage().data_ptr()]
+        if slot.parameter.untyped_storage().data_ptr() in held
     )
